@@ -294,6 +294,7 @@ PAGES = (
     "models.recurrent_encoders",
     "models.recurrent_lm",
     "models.stack",
+    "models.t5",
     "models.transformer",
     "models.kernels.bits",
     "models.kernels.blocked",

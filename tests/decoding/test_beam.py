@@ -35,9 +35,9 @@ FORMS = [
 ]
 
 
-def brute_force(logits, vocabulary, max_length, alpha, form):
+def brute_force(logits, vocabulary, max_length, alpha, form, ranks_cut=False):
     """Return [(score, log P, tokens)], best first: all that end within max_length,
-    then all that are cut off there.
+    then all that are cut off there, or both together with `ranks_cut`.
     """
     ended, cut_off = [], []
 
@@ -53,6 +53,8 @@ def brute_force(logits, vocabulary, max_length, alpha, form):
                 grow(grown, longer)
 
     grow(0.0, ())
+    if ranks_cut:
+        return sorted(ended + cut_off, reverse=True)
     return sorted(ended, reverse=True) + sorted(cut_off, reverse=True)
 
 
@@ -84,6 +86,18 @@ def test_wide_beam_is_brute_force_markov(form, alpha):
         assert_is_best(
             found, row, brute_force(prefix_logits_markov(table), 7, 4, alpha, form), 4
         )
+
+
+@pytest.mark.parametrize(("form", "alpha"), FORMS[::2])
+def test_what_is_cut_off_may_rank_among_what_has_ended(form, alpha):
+    tables = random_logits(7, 3, 7, 7)
+    options = beams(4**4, 4, alpha, form) | {"ranks_cut": True}
+    found = search(markov(tables), **options)
+    for row, table in enumerate(tables):
+        logits = prefix_logits_markov(table)
+        expected = brute_force(logits, 7, 4, alpha, form, ranks_cut=True)
+        assert_is_best(found, row, expected, 4)
+        assert {EOS in tokens for _, _, tokens in expected[:20]} == {True, False}
 
 
 @pytest.mark.parametrize(("form", "alpha"), FORMS[1::2])

@@ -75,8 +75,8 @@ def stack_parameters(config: BlockConfig, num_layers: int, cross: bool = False) 
     biases; ffn = 2·D·F, plus F + D with biases; norm = 2·D for layer norm and D for
     RMSNorm. A gate adds D·F to the ffn, plus F with biases.
 
-    Relative positions add (2k + 1)·(d_k + d_v) to each layer. A pre-LN stack has one
-    more norm.
+    Relative positions add (2k + 1)·(d_k + d_v) to each layer. A relative bias adds N
+    for each bucket to the stack. A pre-LN stack has one more norm.
     """
     c, attentions, gated = config, 1 + cross, config.feed_forward == "gated"
     heads = c.num_heads * c.head_dim + _kv_heads(c) * (c.head_dim + c.value_dim)
@@ -94,7 +94,8 @@ def stack_parameters(config: BlockConfig, num_layers: int, cross: bool = False) 
         * (c.positions == "relative")
     )
     layer = attentions * attention + ffn + (attentions + 1) * _norm(c) + relative
-    return num_layers * layer + _norm(c) * (c.norm == "pre")
+    bias = c.num_heads * c.relative_buckets * (c.positions == "relative_bias")
+    return num_layers * layer + bias + _norm(c) * (c.norm == "pre")
 
 
 def table_parameters(config: Any, vocab_sizes: int, positions: int = 1) -> int:
@@ -162,6 +163,7 @@ def _transformer(config: TransformerConfig) -> int:
     tables = {
         "all": c.target_vocab_size,
         "decoder": c.source_vocab_size + c.target_vocab_size,
+        "embeddings": c.source_vocab_size + c.target_vocab_size,
         "none": c.source_vocab_size + 2 * c.target_vocab_size,
     }
     stacks = stack_parameters(c, c.num_encoder_layers) + stack_parameters(

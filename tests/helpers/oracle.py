@@ -44,9 +44,9 @@ def softmax(x):
     return e / e.sum(axis=-1, keepdims=True)
 
 
-def attention(query, key, value, mask=None, bias=None):
+def attention(query, key, value, mask=None, bias=None, scale=True):
     """Return softmax(Q Kᵀ / √d_k + bias) V, (B, T, N, H'), and the weights, (B, N, T,
-    S).
+    S). Without `scale`, scores are not divided by √d_k.
 
     Each query is computed on its own, over the keys that it may attend to.
     """
@@ -60,7 +60,7 @@ def attention(query, key, value, mask=None, bias=None):
         seen = np.flatnonzero(mask[b, n, t])
         if seen.size:
             weights[b, n, t, seen] = softmax(
-                key[b, seen, n] @ query[b, t, n] / math.sqrt(width)
+                key[b, seen, n] @ query[b, t, n] / (math.sqrt(width) if scale else 1)
                 + bias[b, n, t, seen]
             )
         output[b, t, n] = weights[b, n, t] @ value[b, :, n]
@@ -130,11 +130,61 @@ def rotated(x, position=0, base=10000):
     return turned
 
 
+def bucket(distance, num_buckets, max_distance, causal):
+    """Return the bucket of the distance j - i from query i to key j.
+
+    Raffel et al. 2020, Section 2.1, and their code. To one side, the first half of the
+    n buckets, e, have the distances 0 … e - 1. Bucket e + i has those from e (m / e)^(i
+    / (n - e)) on, where m is `max_distance`. Powers of integers are compared.
+    """
+    first, n = 0, num_buckets
+    if causal:
+        distance = max(-distance, 0)
+    else:
+        n = num_buckets // 2
+        first = n if distance > 0 else 0
+        distance = abs(distance)
+    e = n // 2
+    if distance < e:
+        return first + distance
+    i = 0
+    while i + 1 < n - e and (
+        distance ** (n - e) * e ** (i + 1) >= max_distance ** (i + 1) * e ** (n - e)
+    ):
+        i += 1
+    return first + e + i
+
+
+def relative_bias(table, length, max_distance, causal):
+    """Return the bias (1, N, T, T) that a table (buckets, N) adds to scores."""
+    bias = np.zeros((1, table.shape[1], length, length))
+    for n, i, j in np.ndindex(bias.shape[1:]):
+        bias[0, n, i, j] = table[bucket(j - i, len(table), max_distance, causal), n]
+    return bias
+
+
+def bias_of(p, config, length, causal):
+    """Return the bias of a stack, or None if it has none."""
+    if config.positions != "relative_bias":
+        return None
+    table = float64(p["relative_bias"]["table"])
+    return relative_bias(table, length, config.max_bucket_distance, causal)
+
+
 def linear(p, x):
     return x @ p["kernel"] + p.get("bias", 0.0)
 
 
-def multi_head(p, x, memory, mask=None, bias=None, positions="none", rotary_base=10000):
+def multi_head(
+    p,
+    x,
+    memory,
+    mask=None,
+    bias=None,
+    positions="none",
+    rotary_base=10000,
+    scale=True,
+):
     """Return Concat(head₁ … head_N) W_O. Self-attention may have relative or rotary
     positions.
 
@@ -173,7 +223,7 @@ def multi_head(p, x, memory, mask=None, bias=None, positions="none", rotary_base
             bias,
         )
     else:
-        output, _ = attention(query, key, value, mask, bias)
+        output, _ = attention(query, key, value, mask, bias, scale)
     concatenated = np.concatenate([output[:, :, n] for n in range(heads)], axis=-1)
     return concatenated @ np.concatenate(list(p["output"]["kernel"])) + p["output"].get(
         "bias", 0.0
@@ -239,7 +289,7 @@ def residual(p, x, sublayer, norm, epsilon):
     return x + sublayer(NORMS[kind](p, x, epsilon))
 
 
-def encoder_block(p, x, mask, config):
+def encoder_block(p, x, mask, config, bias=None):
     def around(name, sublayer, x):
         return residual(
             p[f"{name}_residual"], x, sublayer, config.norm, config.norm_epsilon
@@ -247,7 +297,14 @@ def encoder_block(p, x, mask, config):
 
     def attend(h):
         return multi_head(
-            p["self_attention"], h, h, mask, None, config.positions, config.rotary_base
+            p["self_attention"],
+            h,
+            h,
+            mask,
+            bias,
+            config.positions,
+            config.rotary_base,
+            config.scale_scores,
         )
 
     x = around("self_attention", attend, x)
@@ -258,7 +315,7 @@ def encoder_block(p, x, mask, config):
     )
 
 
-def decoder_block(p, x, memory, self_mask, cross_mask, config):
+def decoder_block(p, x, memory, self_mask, cross_mask, config, bias=None):
     def around(name, sublayer, x):
         return residual(
             p[f"{name}_residual"], x, sublayer, config.norm, config.norm_epsilon
@@ -270,15 +327,18 @@ def decoder_block(p, x, memory, self_mask, cross_mask, config):
             h,
             h,
             self_mask,
-            None,
+            bias,
             config.positions,
             config.rotary_base,
+            config.scale_scores,
         )
 
     x = around("self_attention", attend, x)
     x = around(
         "cross_attention",
-        lambda h: multi_head(p["cross_attention"], h, memory, cross_mask),
+        lambda h: multi_head(
+            p["cross_attention"], h, memory, cross_mask, scale=config.scale_scores
+        ),
         x,
     )
     return around(
@@ -347,17 +407,17 @@ def finished(p, config, x):
     )
 
 
-def stack(p, config, x, mask):
+def stack(p, config, x, mask, causal=False):
     """Apply a stack without cross-attention."""
-    return stack_outputs(p, config, x, mask)[-1]
+    return stack_outputs(p, config, x, mask, causal)[-1]
 
 
-def stack_outputs(p, config, x, mask):
+def stack_outputs(p, config, x, mask, causal=False):
     """Return the output of every layer. Only that of the last one is `finished`."""
-    outputs = [x]
+    outputs, bias = [x], bias_of(p, config, x.shape[1], causal)
     for number in range(len(p["layers"]["feed_forward"]["inner"]["kernel"])):
         outputs.append(
-            encoder_block(layer(p["layers"], number), outputs[-1], mask, config)
+            encoder_block(layer(p["layers"], number), outputs[-1], mask, config, bias)
         )
     return [*outputs[1:-1], finished(p, config, outputs[-1])]
 
@@ -371,7 +431,7 @@ def gpt(params, config, tokens, valid=None):
     for b, t in np.ndindex(rows, length):
         for earlier in range(t + 1):
             mask[b, 0, t, earlier] = valid is None or valid[b, earlier]
-    x = stack(params["decoder"], config, embed(params, config, tokens), mask)
+    x = stack(params["decoder"], config, embed(params, config, tokens), mask, True)
     table = params["embedding" if config.tie_embeddings else "output"]["table"]
     return x @ table[: config.vocab_size].T
 
@@ -385,9 +445,8 @@ def bert_layers(params, config, tokens, valid, segments):
         seen = t + 1 if config.causal else length
         mask[b, 0, t, :seen] = valid[b, :seen]
     norm = NORMS[config.norm_type]
-    return stack_outputs(
-        params["encoder"], config, norm(params["norm"], x, config.norm_epsilon), mask
-    )
+    x = norm(params["norm"], x, config.norm_epsilon)
+    return stack_outputs(params["encoder"], config, x, mask, config.causal)
 
 
 def bert(params, config, tokens, valid, segments):
@@ -432,7 +491,7 @@ def transformer(params, config, source, target, source_valid=None, target_valid=
             for earlier in range(t + 1):
                 target_mask[b, 0, t, earlier] = target_valid[b, earlier]
 
-    shared = config.tie_embeddings == "all"
+    shared = config.tie_embeddings in ("all", "embeddings")
     x = embed(
         params,
         config,
@@ -443,6 +502,7 @@ def transformer(params, config, source, target, source_valid=None, target_valid=
     memory = stack(params["encoder"], config, x, source_mask)
 
     x = embed(params, config, target, "target_embedding", "target_positions")
+    bias = bias_of(params["decoder"], config, length, True)
     for number in range(config.num_decoder_layers):
         x = decoder_block(
             layer(params["decoder"]["layers"], number),
@@ -451,10 +511,13 @@ def transformer(params, config, source, target, source_valid=None, target_valid=
             target_mask,
             source_mask,
             config,
+            bias,
         )
     x = finished(params["decoder"], config, x)
+    if config.output_scale:
+        x = x / math.sqrt(config.d_model)
 
-    if config.tie_embeddings == "none":
+    if config.tie_embeddings in ("embeddings", "none"):
         logits = x @ params["output"]["table"].T + params["output"].get("bias", 0.0)
     else:
         logits = x @ params["target_embedding"]["table"].T + params.get(

@@ -49,3 +49,19 @@ GPT = {
     "llama-7b": 6_738_415_616,
     "llama-tiny": 746_624,
 }
+# Names in `models.t5.SIZES` → parameters. Raffel et al. 2020, Section 3.7, says 60
+# million, 220 million, 770 million, 3 billion and 11 billion for version 1.0. These are
+# the arrays of the released checkpoints.
+T5 = {
+    "small": 60_506_624,
+    "base": 222_903_552,
+    "large": 737_668_096,
+    "3b": 2_851_598_336,
+    "11b": 11_307_321_344,
+    "v1_1-small": 76_961_152,
+    "v1_1-base": 247_577_856,
+    "v1_1-large": 783_150_080,
+    "v1_1-xl": 2_849_757_184,
+    "v1_1-xxl": 11_135_332_352,
+    "mini": 10_393_344,
+}

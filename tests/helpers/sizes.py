@@ -12,6 +12,8 @@ SINGLE_STACK = {
     "value_dim": 7,
     "max_length": 13,
     "max_relative_distance": 2,
+    "relative_buckets": 6,
+    "max_bucket_distance": 7,
     "norm_epsilon": 1e-3,
 }
 ENCODER_DECODER = {

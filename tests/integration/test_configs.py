@@ -39,6 +39,7 @@ ARGUMENTS = {
     ],
     "rnn": ["none,lstm,reversed"],
     "word_vectors": ["task=sick"],
+    "t5": ["mini", "small"],
     "speech": ["model=ctc", "model=joint", "model=las,data=words"],
     "wmt14": ["big,norm=pre,en-fr"],
 }
@@ -88,6 +89,7 @@ SLOW = {
     ("rnn", "none,lstm,reversed"),  # tests/models/test_recurrent.py has its equations
     ("speech", "model=joint"),
     ("speech", "model=las,data=words"),  # tests/tasks/test_transcription.py trains it
+    ("t5", "small"),
     ("wmt14", "big,norm=pre,en-fr"),
     ("word_vectors", "task=sick"),  # finetune-task=sick has the same parts
 }

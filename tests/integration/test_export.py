@@ -56,7 +56,7 @@ SOURCE_VALID = np.arange(S)[None] < np.array([[5], [3], [4]])
 VALID = np.arange(T)[None] < np.array([[4], [1], [2]])
 
 
-@pytest.mark.parametrize("positions", ["none", "relative", "rotary"])
+@pytest.mark.parametrize("positions", ["none", "relative", "relative_bias", "rotary"])
 def test_stacks_with_each_kind_of_positions(positions):
     config = BlockConfig(
         d_model=D, d_ff=5, num_heads=2, head_dim=4, value_dim=4, positions=positions

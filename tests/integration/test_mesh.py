@@ -3,7 +3,10 @@ they cannot divide.
 """
 
 import json
+import types
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -12,6 +15,7 @@ from helpers import ROOT
 from helpers.corpus import write_corpus
 from helpers.processes import on_devices
 from helpers.runs import get_config, rows, shrink, small
+from transformer_jax.models.t5 import COMMON, VERSIONS, dropout
 from transformer_jax.training.sharding import AXES, check_rows
 
 RUN = f"""
@@ -52,9 +56,15 @@ print(json.dumps([found, shares]))
 
 
 def train(
-    folder: Path, devices: int, steps: int, runs: list[tuple[int, ...]]
+    folder: Path,
+    devices: int,
+    steps: int,
+    runs: list[tuple[int, ...]],
+    model: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> tuple[list, list]:
     """Train once for each (data, fsdp, tensor, microbatches), with dropout.
+
+    `model` has keys of the model.
 
     Return the losses of the runs, and the share of each array that the fullest device
     holds.
@@ -63,6 +73,7 @@ def train(
     config = small("sequence_to_sequence", folder / "corpus")
     config.model.num_heads, config.model.head_dim, config.model.value_dim = 8, 4, 4
     config.model.vocab_multiple = 8
+    config.model.update(model)
     config.data.rows_multiple = 16
     program = PROGRAM.replace("CONFIG", repr(config.to_dict())).replace(
         "WORKDIR", repr(str(folder / "run"))
@@ -85,6 +96,17 @@ def test_eight_devices_train_as_one(tmp_path):
     (found_halves, found), _ = train(tmp_path, 8, 3, [(8, 1, 1, 2), (2, 2, 2, 1)])
     assert found_halves == pytest.approx(halves, rel=1e-5)
     assert found == pytest.approx(whole, rel=1e-5)
+
+
+def test_eight_devices_train_t5_as_one(tmp_path):
+    """Heads, and so the columns of relative biases, are divided among devices."""
+    model = COMMON | VERSIONS["v1_1"] | dropout(0.1)
+    model |= {"source_vocab_size": 304, "target_vocab_size": 304}
+    (whole,), _ = train(tmp_path, 1, 2, [(1, 1, 1, 1)], model)
+    (found,), (shares,) = train(tmp_path, 8, 2, [(2, 2, 2, 1)], model)
+    assert found == pytest.approx(whole, rel=1e-5)
+    bias = [share for name, share in shares.items() if "relative_bias/table" in name]
+    assert set(bias) == {0.5}
 
 
 def test_the_loss_runs_under_pmap_too(tmp_path):

@@ -25,6 +25,7 @@ from transformer_jax.models import (
 )
 from transformer_jax.models.bert import Pretraining, TokenClassifier
 from transformer_jax.models.gpt import SIZES
+from transformer_jax.models.t5 import SIZES as T5_SIZES
 
 TOKENS = np.zeros((1, 1), np.int32)
 
@@ -99,6 +100,21 @@ def llama(name):
         for part in ("self_attention", "feed_forward")
     }
     return below(name, below("layers", layers) | {"final_norm/scale": ("embed",)})
+
+
+def t5(name, cross=False):
+    """Return the stack of T5: no biases but that of positions, gains, no gate."""
+    layers = attention("self_attention", bias=False)
+    parts = ["self_attention", "feed_forward"]
+    if cross:
+        layers |= attention("cross_attention", bias=False)
+        parts.append("cross_attention")
+    layers |= linear("feed_forward/inner", "layers", "embed", "mlp")
+    layers |= linear("feed_forward/outer", "layers", "mlp", "embed")
+    layers |= {f"{part}_residual/rms_norm/scale": ("layers", "embed") for part in parts}
+    last = {"final_norm/scale": ("embed",)}
+    bias = {"relative_bias/table": ("distance", "heads")}
+    return below(name, below("layers", layers) | last | bias)
 
 
 def embeddings(*names, learned=True):
@@ -217,6 +233,12 @@ MODELS = {
         WORDS
         | stack("encoder", bias=False, relative=True)
         | stack("decoder", cross=True, bias=False, relative=True),
+    ),
+    "t5": (
+        Transformer(TransformerConfig(**T5_SIZES["small"])),
+        embeddings("target_", learned=False)
+        | t5("encoder")
+        | t5("decoder", cross=True),
     ),
     "gpt": (GPT(GPTConfig()), embeddings("") | stack("decoder")),
     "gpt, untied, pre-LN": (

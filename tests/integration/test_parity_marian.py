@@ -4,31 +4,27 @@ greedy search and beam search.
 
 import functools
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from helpers import oracle
-from helpers.parity import (
-    check_gradients,
-    check_loads,
-    flat,
-    need_transformers,
-    random_model,
+from helpers.parity import check_loads, flat, need_transformers, random_model
+from helpers.translating import (
+    B,
+    check_outputs,
+    check_tokens,
+    generated,
+    searching,
+    some_ids,
 )
-from transformer_jax import decoding, losses
 from transformer_jax.decoding import DecodingConfig
 from transformer_jax.interop import huggingface
 from transformer_jax.models.kernels import platforms
-from transformer_jax.models.stack import Block
-from transformer_jax.models.transformer import Transformer, shift_right
-from transformer_jax.tasks.sequence_to_sequence import start, teacher_forced
 
 transformers, torch = need_transformers()
 
 PAD, EOS, V, OTHER_V = 30, 0, 31, 29
-B, S, T, K = 5, 13, 11, 3
+K = 3
 SIZES = {
     "vocab_size": V,
     "d_model": 21,
@@ -55,8 +51,6 @@ KINDS = {
     "separate": {"activation_function": "relu", **SEPARATE},
     "untied": {"activation_function": "gelu", "tie_word_embeddings": False, **SEPARATE},
 }
-SOURCE_VALID = np.arange(S) < np.array([13, 7, 3, 1, 5])[:, None]
-TARGET_VALID = np.arange(T) < np.array([5, 11, 2, 7, 1])[:, None]
 
 
 @functools.cache
@@ -80,80 +74,11 @@ def pair(request, tmp_path_factory):
     return models(kind, seed, tmp_path_factory.getbasetemp() / f"marian-{kind}-{seed}")
 
 
-def some_ids(model, seed=1):
-    draw = np.random.default_rng(seed)
-    source = draw.integers(1, model.source_vocab_size - 1, (B, S))
-    target = draw.integers(1, model.target_vocab_size - 1, (B, T))
-    return source, target
-
-
-@functools.cache
-def compiled(model):
-    """Return a function of parameters and ids: (loss, (logits, captured outputs))
-    and the gradient.
-    """
-
-    def captured(module, _):
-        return isinstance(module, Block) or module.path == ("dropout",)
-
-    def loss(params, source, target, begin):
-        (x, head), state = Transformer(model).apply(
-            {"params": params},
-            source,
-            SOURCE_VALID,
-            shift_right(target, begin),
-            TARGET_VALID,
-            method=teacher_forced,
-            capture_intermediates=captured,
-            mutable="intermediates",
-        )
-        total, weight = losses.token_cross_entropy(head, x, target, TARGET_VALID)
-        return total / weight, (head(x), state["intermediates"])
-
-    return jax.jit(jax.value_and_grad(loss, has_aux=True))
-
-
 def test_logits_hidden_states_loss_and_gradients(pair):
     theirs, found, params = pair
-    source, target = some_ids(found.model)
-    begin = theirs.config.decoder_start_token_id
-    (loss, (logits, seen)), gradient = compiled(found.model)(
-        params, source, jnp.asarray(target), begin
-    )
-    theirs.zero_grad()
-    output = theirs(
-        input_ids=torch.tensor(
-            np.where(SOURCE_VALID, source, theirs.config.pad_token_id)
-        ),
-        attention_mask=torch.tensor(SOURCE_VALID),
-        labels=torch.tensor(np.where(TARGET_VALID, target, -100)),
-        output_hidden_states=True,
-    )
-    output.loss.backward()
-    assert oracle.relative(loss, output.loss.item()) <= 1e-5
-    assert (
-        oracle.relative(
-            logits[TARGET_VALID], output.logits.detach().numpy()[TARGET_VALID]
-        )
-        <= 1e-5
-    )
-    for name, first, valid in (
-        ("encoder", 0, SOURCE_VALID),
-        ("decoder", 1, TARGET_VALID),
-    ):
-        ours = [
-            seen["dropout"]["__call__"][first],
-            *seen[name]["layers"]["__call__"][0][0],
-        ]
-        expected = output[f"{name}_hidden_states"]
-        assert len(ours) == len(expected) == 1 + len(getattr(theirs.model, name).layers)
-        for one, other in zip(ours, expected, strict=True):
-            assert (
-                oracle.relative(np.asarray(one)[valid], other.detach().numpy()[valid])
-                <= 1e-5
-            )
+    layers = {"encoder": 2, "decoder": 3}
     # softmax is invariant to the keys' biases
-    check_gradients(found, gradient, theirs, zero=("k_proj.bias",))
+    check_outputs(torch, theirs, found, params, layers, zero=("k_proj.bias",))
 
 
 def test_back_and_forth(pair, tmp_path):
@@ -183,75 +108,11 @@ def test_back_and_forth(pair, tmp_path):
         np.testing.assert_array_equal(leaf, flat(params)[path], err_msg=path)
 
 
-@functools.cache
-def searching(model, options, begin):
-    model = Transformer(model)
-
-    def run(params, source):
-        apply = functools.partial(model.apply, {"params": params})
-        cache = apply(source, SOURCE_VALID, T, options.beam_size, method=start)
-
-        def step(cache, tokens, position):
-            logits, cache = apply(
-                cache, tokens[:, None], position, method=Transformer.extend
-            )
-            return logits[:, 0], cache
-
-        ids = {"bos_id": begin, "eos_id": EOS, "pad_id": begin}
-        sizes = {
-            "batch_size": B,
-            "max_length": T,
-            "vocab_size": model.config.target_vocab_size,
-        }
-        return decoding.search(
-            step,
-            cache,
-            options,
-            only_greedy=False,
-            row_ids=jnp.arange(B),
-            **sizes,
-            **ids,
-        )
-
-    return jax.jit(run)
-
-
+END = {"forced_eos_token_id": EOS}
 RULES = {"never": "hf_never", False: "hf_false", True: "hf_true"}
 SEARCHES = [(1, 1.0, False)] + [
     (K, alpha, stopping) for alpha, stopping in zip((1.3, 0.7, 1.0), RULES, strict=True)
 ]
-
-
-def generated(theirs, source, beams, **options):
-    """Return what `generate` returns for `source`, and its tokens (B, beams, length)
-    without the first.
-    """
-    begin = theirs.config.decoder_start_token_id
-    output = theirs.generate(
-        input_ids=torch.tensor(
-            np.where(SOURCE_VALID, source, theirs.config.pad_token_id)
-        ),
-        attention_mask=torch.tensor(SOURCE_VALID),
-        num_beams=beams,
-        num_return_sequences=beams,
-        max_length=T + 1,
-        return_dict_in_generate=True,
-        output_scores=True,
-        **{"do_sample": False, "bad_words_ids": [[begin]], "forced_eos_token_id": EOS}
-        | options,
-    )
-    tokens = output.sequences.numpy().reshape(B, beams, -1)
-    assert (tokens[:, :, 0] == begin).all()
-    return output, tokens[:, :, 1:]
-
-
-def check_tokens(ours, expected, begin):
-    """Compare tokens of ours with those of `generate`, which has no columns of
-    padding alone.
-    """
-    length = expected.shape[2]
-    np.testing.assert_array_equal(ours[:, :, :length], expected)
-    assert (ours[:, :, length:] == begin).all()
 
 
 @pytest.mark.parametrize(("beams", "alpha", "stopping"), SEARCHES)
@@ -269,9 +130,9 @@ def test_searches_are_those_of_generate(pair, beams, alpha, stopping, monkeypatc
         stopping_rule=RULES[stopping],
         at_limit="end",
     )
-    ours = searching(found.model, options, begin)(params, source)
+    ours = searching(found.model, options, begin, EOS)(params, source)
     more = {"length_penalty": alpha, "early_stopping": stopping} if beams > 1 else {}
-    output, expected = generated(theirs, source, beams, **more)
+    output, expected = generated(torch, theirs, source, beams, **END | more)
     check_tokens(ours.tokens, expected, begin)
     if beams > 1:
         assert (
@@ -348,10 +209,10 @@ def test_rules_are_those_of_generate(case, beams, tmp_path_factory):
     options = DecodingConfig(
         beam_size=beams, n_best=beams, at_limit="end", **power, **rules
     )
-    ours = searching(found.model, options, begin)(params, source)
-    output, expected = generated(theirs, source, beams, **asked)
+    ours = searching(found.model, options, begin, EOS)(params, source)
+    output, expected = generated(torch, theirs, source, beams, **END | asked)
     check_tokens(ours.tokens, expected, begin)
-    without, plain = generated(theirs, source, beams)
+    without, plain = generated(torch, theirs, source, beams, **END)
     scores = (
         [found.sequences_scores.numpy() for found in (output, without)]
         if beams > 1

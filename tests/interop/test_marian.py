@@ -234,6 +234,14 @@ def test_settings_of_generate_are_those_of_decoding(tmp_path):
             "config.model.output_bias = False: transformers' model has only True",
         ),
         (
+            {"tie_embeddings": "embeddings"},
+            "config.model.tie_embeddings = 'embeddings': transformers has only all,",
+        ),
+        (
+            {"scale_scores": False},
+            "config.model.scale_scores = False: transformers' model has only True",
+        ),
+        (
             {"activation": "quick"},
             "config.model.activation = 'quick': transformers has only",
         ),

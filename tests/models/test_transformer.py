@@ -529,6 +529,7 @@ def counted(config):
     tables = {
         "all": padding[0],
         "decoder": sum(padding),
+        "embeddings": 2 * padding[0],
         "none": padding[0] + sum(padding),
     }
     total = sum(leaf.size for leaf in jax.tree.leaves(shapes(config)))

@@ -85,6 +85,7 @@ class _Ranking:
     max_length: T.
     beam_size: K.
     n_best: the number of finished hypotheses that the caller uses.
+    ranks_cut: hypotheses of T tokens rank as if they had ended.
     """
 
     length_penalty: float
@@ -93,6 +94,7 @@ class _Ranking:
     max_length: int
     beam_size: int
     n_best: int
+    ranks_cut: bool
 
     def __post_init__(self) -> None:
         if self.stopping_rule not in STOPPING_RULES:
@@ -111,8 +113,17 @@ class _Ranking:
         penalized = log_probabilities / penalty
         return jnp.where(log_probabilities > IMPOSSIBLE, penalized, IMPOSSIBLE)
 
-    def may_end(self, ended: jax.Array) -> jax.Array:
-        """Return which of the best continuations (B, C), best first, may end."""
+    def may_end(
+        self,
+        ended: jax.Array,
+        length: jax.Array,
+    ) -> jax.Array:
+        """Return which of the best continuations of `length` tokens may end.
+
+        They are (B, C), best first; `ended` is True at those whose last token is EOS.
+        """
+        if self.ranks_cut:
+            ended = ended | (length == self.max_length)
         if self.stopping_rule == "exact":
             return ended
         rank = jnp.arange(ended.shape[1])[None]
@@ -151,6 +162,7 @@ def beam_search(
     pad_id: int | None,
     n_best: int | None = None,
     stopping_rule: str = "exact",
+    ranks_cut: bool = False,
     end_ids: Sequence[int] = (),
     change: Change | None = None,
 ) -> Hypotheses:
@@ -170,6 +182,9 @@ def beam_search(
     `n_best`, the caller uses only the first `n_best` places, and the search stops once
     none of these can change. The result in these places is the same but is found
     earlier. Other rules: STOPPING_RULES.
+
+    Hypotheses of `max_length` tokens that have not ended rank below all that have, or
+    with `ranks_cut`, among them.
 
     With `change`, the log-probabilities of the next tokens are changed first, and log P
     is the sum of the changed ones. `change` excludes PAD and BOS, and returns no
@@ -192,6 +207,7 @@ def beam_search(
         max_length,
         beam_size,
         n_best or beam_size,
+        ranks_cut,
     )
 
     def unfinished(state: _State) -> jax.Array:
@@ -219,7 +235,7 @@ def beam_search(
         cache = caches.reorder(cache, take(parents, kept))
 
         # rounding could exceed the bound in rows that are done
-        may_end = ranking.may_end(ended) & ~state.done[:, None]
+        may_end = ranking.may_end(ended, position + 1) & ~state.done[:, None]
         new = jnp.where(may_end, totals, IMPOSSIBLE)
         new_scores = ranking.score(new, position + 1)
         finished = _join(state.finished, _Beams(continued, new, new_scores))

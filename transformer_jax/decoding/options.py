@@ -142,8 +142,9 @@ class DecodingConfig(SamplingConfig):
     length_penalty: float = 0.6  # α; 0 ranks by probability alone
     length_penalty_form: str = "wu"  # "wu" or "power", see `lp`
     stopping_rule: str = "exact"  # when a beam search ends, see `beam_search`
-    # the last token of an output of the largest length: "cut": any, "end": EOS, at no
-    # cost
+    # Outputs of the largest length without EOS: "cut": a beam search ranks them below
+    # those that have ended. "rank": it ranks them among these. "end": their last token
+    # becomes EOS, at no cost.
     at_limit: str = "cut"
     max_ratio: float = 1.0  # tokens of output per position of the padded source
     # the id that every output begins with, e.g. of a language; -1 for any
@@ -185,8 +186,11 @@ class DecodingConfig(SamplingConfig):
                 "stopping_rule",
                 f"must be one of {', '.join(STOPPING_RULES)}; use exact if in doubt",
             )
-        if self.at_limit not in ("cut", "end"):
-            yield "at_limit", "must be cut, or end for outputs that always end in EOS"
+        if self.at_limit not in ("cut", "rank", "end"):
+            yield (
+                "at_limit",
+                "must be cut, or end for outputs that always end in EOS, or rank",
+            )
         if self.first_id < -1:
             yield (
                 "first_id",

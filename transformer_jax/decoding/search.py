@@ -65,6 +65,7 @@ def search(
         length_penalty_form=options.length_penalty_form,
         n_best=options.n_best,
         stopping_rule=options.stopping_rule,
+        ranks_cut=options.at_limit == "rank",
         **common,
     )
     return jax.tree.map(lambda x: x[:, : options.n_best], hypotheses)

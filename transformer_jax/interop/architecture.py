@@ -387,6 +387,7 @@ class Architecture:
     renamed: (old, new) ends of names, which files of older versions have.
     ties: other name of a tensor → its name here. A file may hold a tied tensor under
         either.
+    copies: name of a tensor that a file may lack → the tensor whose values it then has.
     unused: regular expression of names that need no place here.
     more: further keys of config.json.
     generates: keys of `generate` that are read, or that leave a choice to
@@ -411,6 +412,7 @@ class Architecture:
     example: Callable[[Array], tuple[Array, ...]] = lambda tokens: (tokens, tokens == 0)
     renamed: Sequence[tuple[str, str]] = ()
     ties: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unused: str = "(?!)"
     more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     generates: Collection[str] = ()

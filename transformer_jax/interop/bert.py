@@ -64,6 +64,7 @@ CONFIG = ConfigMap(
         "attention_bias": True,
         "feed_forward_bias": True,
         "embedding_scale": False,
+        "scale_scores": True,
     },
 )
 

@@ -29,6 +29,7 @@ SHARED = {
     "architecture": "gpt",
     "feed_forward_dropout_rate": 0.0,
     "embedding_scale": False,
+    "scale_scores": True,
 }
 COMMON = SHARED | {
     "num_kv_heads": 0,

@@ -26,6 +26,7 @@ from transformer_jax.interop import (
     keys,
     layouts,
     marian,
+    t5,
     tensors,
 )
 from transformer_jax.interop.architecture import NOTHING, Architecture, Outputs
@@ -38,6 +39,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     *bert.ARCHITECTURES,
     *gpt.ARCHITECTURES,
     *marian.ARCHITECTURES,
+    *t5.ARCHITECTURES,
 )
 
 
@@ -127,7 +129,13 @@ def read(folder: os.PathLike | str, like: Any = None) -> Pretrained:
     names = architecture.names(list(tensors))
     lacks = architecture.lacks + architecture.optional
     leaves = layouts.read(
-        table, tensors, names, lacks, architecture.unused, architecture.ties
+        table,
+        tensors,
+        names,
+        lacks,
+        architecture.unused,
+        architecture.ties,
+        architecture.copies,
     )
     _warn(os.fspath(folder), architecture, config)
     return Pretrained(os.fspath(folder), architecture, model, outputs, table, leaves)
@@ -150,6 +158,12 @@ def describe(folder: os.PathLike | str) -> Description:
         raise InteropError(
             f"{folder}/config.json: architectures = {listed!r} is not supported: "
             f"the first must be one of {', '.join(choices)}"
+        )
+    # keys that a folder lacks have other defaults in another type
+    if (kind := config.get("model_type")) != named[0].model_type:
+        raise InteropError(
+            f"{folder}/config.json: model_type = {kind!r} is not supported with "
+            f"architectures = {listed!r}, only {named[0].model_type!r}"
         )
     try:
         keys.refuse(config)

@@ -254,6 +254,7 @@ def read(
     lacks: Collection[str] = (),
     unused: str = "(?!)",
     ties: Mapping[str, str] = NO_TIES,
+    copies: Mapping[str, str] = NO_TIES,
 ) -> dict[str, Leaf]:
     """Return our parameters by path.
 
@@ -265,6 +266,8 @@ def read(
             lacks them too.
         unused: regular expression of the names that need no place.
         ties: other name → name of a tensor that the folder may hold under either.
+        copies: name of a tensor that the folder may lack → the tensor whose values it
+            then has.
 
     Raises:
         InteropError: a tensor or a parameter has no counterpart, or one of another
@@ -276,6 +279,9 @@ def read(
         is_tied = name in expected and other not in expected
         if is_tied and name not in names and other in names:
             names[name] = names.pop(other)
+    for name, original in copies.items():
+        if name in expected and original in names:
+            names.setdefault(name, names[original])
     _refuse_codes(tensors, names, expected)
     optional = tuple(f"{module}/" for module in lacks)
     may_lack: set[str] = set()

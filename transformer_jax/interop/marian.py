@@ -5,6 +5,7 @@ here, it is a parameter. Rows of the padding id in embeddings get no gradient fr
 look-ups in transformers; here, the decoder begins with this id, and its row is trained.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,9 +73,13 @@ class _MarianMap(ConfigMap):
         return fields | {"target_vocab_size": target, "tie_embeddings": TIES[sharing]}
 
     def write(self, model: TransformerConfig) -> dict[str, Any]:
-        sharing = next(
-            key for key, value in TIES.items() if value == model.tie_embeddings
-        )
+        sharings = {value: key for key, value in TIES.items()}
+        if model.tie_embeddings not in sharings:
+            raise InteropError(
+                f"config.model.tie_embeddings = {model.tie_embeddings!r}: "
+                f"transformers has only {', '.join(sharings)}"
+            )
+        sharing = sharings[model.tie_embeddings]
         return super().write(model) | {
             "decoder_attention_heads": model.num_heads,
             "decoder_ffn_dim": model.d_ff,
@@ -133,6 +138,9 @@ CONFIG = _MarianMap(
         "attention_bias": True,
         "feed_forward_bias": True,
         "output_bias": True,
+        "scale_scores": True,
+        "output_scale": False,
+        "final_dropout_rate": 0.0,
     },
     aliases={
         "hidden_size": "d_model",
@@ -205,11 +213,20 @@ def _stack(name: str) -> list[Entry]:
     return entries
 
 
+@dataclasses.dataclass(frozen=True)
 class Translation(Head):
-    """The decoder's output layer.
+    """The output layer of the decoder of an encoder–decoder.
 
     Its settings are those of `generate`: beams, length penalty and lengths.
+
+    forced_end: the forced_eos_token_id of a folder that names none; None if outputs
+        that reach the limit are ranked as they are.
+    longest: the key of config.json for the longest output if `generate` has no limit,
+        and its default.
     """
+
+    forced_end: int | None = 0
+    longest: tuple[str, int] = ("max_position_embeddings", 1024)
 
     def read(self, config: Json) -> Outputs:
         given = {key: value for key, value in config.items() if value is not None}
@@ -235,13 +252,13 @@ class Translation(Head):
             "length_penalty_form": "power",
             "stopping_rule": STOPPING[stopping],
             "at_limit": (
-                "cut" if config.get("forced_eos_token_id", 0) is None else "end"
+                "rank"
+                if config.get("forced_eos_token_id", self.forced_end) is None
+                else "end"
             ),
             "max_ratio": 0.0,
             # theirs counts the first
-            "max_extra": (
-                limit - 1 if limit else given.get("max_position_embeddings", 1024)
-            ),
+            "max_extra": limit - 1 if limit else given.get(*self.longest),
         }
         ours |= generation.rules_of_decoders(config)
         return Outputs(
@@ -257,7 +274,7 @@ class Translation(Head):
         of Hugging Face.
         """
         ours = {key.removeprefix("decoding."): value for key, value in settings.items()}
-        keys = _special_ids(special_ids)
+        keys = special_ids_of(special_ids)
         rule = {rule: value for value, rule in STOPPING.items()}
         begin = keys["decoder_start_token_id"]
         end = keys["eos_token_id"]
@@ -275,13 +292,15 @@ class Translation(Head):
         return content | generation.keys_of(ours, end)
 
 
-def _special_ids(ids: Mapping[str, int | None]) -> dict[str, Any]:
-    """Return keys of config.json. A vocabulary without padding is padded with its
-    end.
+def special_ids_of(
+    ids: Mapping[str, int | None], family: str = "Marian"
+) -> dict[str, Any]:
+    """Return keys of config.json for a `family` of models. A vocabulary without padding
+    is padded with its end.
     """
     if ids.get("eos_id") is None:
         raise InteropError(
-            "the tokenizer has no end id, which Marian needs: "
+            f"the tokenizer has no end id, which {family} needs: "
             "use a tokenizer that has one"
         )
     end = ids["eos_id"]
@@ -314,7 +333,7 @@ ARCHITECTURES = (
         module=_module,
         table=table,
         head=Translation(),
-        special_ids=_special_ids,
+        special_ids=special_ids_of,
         around=(False, True),
         example=_example,
         # Fixed tables of positions, and tables that are tied to others.

@@ -207,8 +207,6 @@ def attend(
     Key-value heads may be shared: key (B, S, K, H), value (B, S, K, H').
     """
     rate = 0.0 if dropout_key is None else dropout_rate
-    if bias is not None or relations is not None:
-        how = "einsum"
     kernel = kernel_for(
         how,
         query,
@@ -218,6 +216,7 @@ def attend(
         dropout_rate=rate,
         dtype=dtype,
         equation=dot_product_attention,
+        adds_scores=bias is not None or relations is not None,
     )
     if kernel is not None:
         dropping: dict[str, Any] = {}
@@ -245,12 +244,12 @@ def attend_to_cache(
     """Return what `attend` returns for the keys and values of a cache, by the equation
     itself.
 
-    `options` are those of `attend` without dropout. If key-value heads are shared, they
-    are not copied, and `mask` and `bias` must be the same for all heads.
+    `options` are those of `attend` without dropout. If key-value heads are shared,
+    `mask` must be the same for all heads. They are copied only if there is a bias.
     """
     key, value = cache.heads()
     attention: Callable[..., Any] = functools.partial(attend, how="einsum", **options)
-    if key.shape[2] == query.shape[2]:
+    if key.shape[2] == query.shape[2] or options.get("bias") is not None:
         return attention(query, key, value)
     return over_groups(attention, query, key, value)
 
@@ -264,8 +263,11 @@ class MultiHeadAttention(nn.Module):
     as "weights" in the collection "intermediates".
 
     positions: "relative" (Shaw et al. 2018; distances are clipped to
-        `max_relative_distance`), "rotary" (Su et al. 2021, with θ = `rotary_base`) or
-        "none". Only self-attention may have positions.
+        `max_relative_distance`), "relative_bias" (Raffel et al. 2020; all layers of a
+        stack share the bias, so it comes with `places`), "rotary" (Su et al. 2021, with
+        θ = `rotary_base`) or "none". Only self-attention may have positions.
+    scale_scores: False: scores are not divided by √d_k. The initial W_Q is, instead
+        (Raffel et al. 2020, in their code).
     num_kv_heads: K key-value heads, each shared by N / K adjacent query heads (Ainslie
         et al. 2023). 1 is multi-query attention (Shazeer 2019); 0 stands for N.
     implementation: how attention is computed, see `attend`. It is the equation itself
@@ -293,6 +295,7 @@ class MultiHeadAttention(nn.Module):
     num_kv_heads: int = 0
     rotary_base: float = 10000.0
     init_scale: float = 1.0  # factor of the initial W_O
+    scale_scores: bool = True
 
     @property
     def kv_heads(self) -> int:
@@ -311,6 +314,7 @@ class MultiHeadAttention(nn.Module):
             "BTD,DNH->BTNH",
             (self.d_model, self.num_heads, self.head_dim),
             ("embed", "heads", "head_dim"),
+            init_scale=1.0 if self.scale_scores else self.head_dim**-0.5,
             **options,
         )
         self.key = Linear(
@@ -353,8 +357,9 @@ class MultiHeadAttention(nn.Module):
 
         places: where the queries and keys are, if there are positions. The default is
             0 … T - 1 for both.
-        mask, bias: If key-value heads are shared and `memory` is a cache, they must be
-            the same for all heads.
+        mask: If key-value heads are shared and `memory` is a cache, it must be the same
+            for all heads.
+        bias: is added to the scores; it broadcasts to (B, N, T, S).
         """
         allowed = self._checked(x, memory, mask)
         if places is None:
@@ -362,6 +367,8 @@ class MultiHeadAttention(nn.Module):
         relations = None
         if places.distances is not None:
             relations = self.relative(places.distances)
+        if places.bias is not None:
+            bias = places.bias if bias is None else bias + places.bias
         options: dict[str, Any] = {
             "mask": allowed,
             "bias": bias,
@@ -388,6 +395,9 @@ class MultiHeadAttention(nn.Module):
         query = constrain(self.query(x), "batch", "length", "heads", "head_dim")
         if places.waves is not None:
             query = rotate(query, places.waves)
+        if not self.scale_scores:
+            # every implementation of attention divides by it
+            query = query * jnp.asarray(self.head_dim**0.5, query.dtype)
         return query
 
     def heads(self, memory: Array, places: Places = NOWHERE) -> tuple[Array, Array]:
@@ -418,6 +428,11 @@ class MultiHeadAttention(nn.Module):
         if self.positions == "none":
             return NOWHERE
         length = x.shape[1]
+        if self.positions == "relative_bias":
+            raise UserError(
+                "positions = 'relative_bias': need `places`, because the bias belongs "
+                "to the stack; pass Places(bias=…), or use positions = 'none'"
+            )
         if isinstance(memory, KeyValue) or differ(memory.shape[1], length):
             raise UserError(
                 f"positions = {self.positions!r}: need `places` where memory is not x "

@@ -200,7 +200,7 @@ class GPT(nn.Module):
             segments: (B, T) numbers of the documents in a row, from 1; 0 at padding. A
                 document sees only itself.
             positions: (B, T) place of each token in its document; an integer is that of
-                the first token in a row. "relative" and "rotary" positions do not use
+                the first token in a row. Positions that act in attention do not use
                 it, because they depend only on distances.
         """
         check_ids("tokens", tokens, self.config.vocab_size)
@@ -224,8 +224,8 @@ class GPT(nn.Module):
         The rows are the first axis of every leaf.
 
         Raises:
-            ValueError: `room` exceeds `max_length`, and positions are neither relative
-                nor rotary.
+            ValueError: `room` exceeds `max_length`, and positions do not act in
+                attention.
         """
         check_length(self.config.positions, room, self.config.max_length)
         return self.decoder.init_cache(rows, room)

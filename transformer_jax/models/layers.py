@@ -42,7 +42,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 NORMS = ("post", "pre")
 FEED_FORWARDS = ("plain", "gated")
-INITS = ("xavier_uniform", "normal", "truncated_normal")
+INITS = ("xavier_uniform", "normal", "truncated_normal", "fan_in", "standard_normal")
 # The standard deviation of "normal" and "truncated_normal", as in BERT and GPT.
 STDDEV = 0.02
 
@@ -91,10 +91,17 @@ def make_initializer(
 
     "xavier_uniform": Glorot and Bengio 2010. "normal": standard deviation `stddev`.
     "truncated_normal": the same distribution, truncated at two standard deviations, as
-    in the code of BERT's authors.
+    in the code of BERT's authors. "fan_in": normal with variance 1 / inputs, and
+    "standard_normal": with variance 1, for embeddings, as in the code of T5's authors.
     """
     if name == "normal":
         return nn.initializers.normal(stddev)
+    if name == "standard_normal":
+        return nn.initializers.normal(1.0)
+    if name == "fan_in":
+        return nn.initializers.variance_scaling(
+            1.0, "fan_in", "normal", tuple(inputs), tuple(outputs)
+        )
     if name == "truncated_normal":
         return nn.initializers.truncated_normal(stddev)
     return nn.initializers.variance_scaling(
@@ -409,7 +416,7 @@ class OutputLayer(nn.Module):
 
     def setup(self) -> None:
         rows = padded_vocab_size(self.vocab_size, self.vocab_multiple)
-        init = make_initializer(self.initializer)
+        init = make_initializer(self.initializer, inputs=(1,), outputs=(0,))
         self.table = parameter(
             self, "table", init, (rows, self.d_model), ("vocab", "embed")
         )

@@ -23,7 +23,7 @@ from transformer_jax.models.layers import STDDEV, make_initializer, parameter
 Array = jax.Array
 
 # They act in attention, at any length. The others are added to embeddings.
-IN_ATTENTION = ("relative", "rotary")
+IN_ATTENTION = ("relative", "relative_bias", "rotary")
 POSITIONS = ("sinusoidal", "sinusoidal_halves", "learned", *IN_ATTENTION, "none")
 
 
@@ -207,15 +207,63 @@ def relative_values(
     return product("BNTR,RH->BTNH", by_distance, table, dtype)
 
 
+def buckets_of_distances(
+    num_buckets: int,
+    max_distance: int,
+) -> np.ndarray:
+    """Return the bucket of each distance 0 … `max_distance` to one side.
+
+    Raffel et al. 2020, Section 2.1, and the authors' code: the first half of the
+    buckets have one distance each. Those of the other half are ranges that grow by the
+    same factor. The last one also has all distances beyond `max_distance`.
+    """
+    exact = num_buckets // 2
+    distances = np.arange(max_distance + 1)
+    # in float32, like the authors' code, which decides at the ends of ranges
+    ratio = np.maximum(distances, exact).astype(np.float32) / np.float32(exact)
+    growth = np.log(ratio) / np.float32(np.log(max_distance / exact))
+    ranges = exact + (growth * (num_buckets - exact)).astype(np.int32)
+    ranges = np.minimum(ranges, num_buckets - 1)
+    return np.where(distances < exact, distances, ranges).astype(np.int32)
+
+
+def relative_buckets(
+    queries: Array,
+    keys: Array,
+    *,
+    num_buckets: int,
+    max_distance: int,
+    causal: bool,
+) -> Array:
+    """Return the bucket of each query and key, (T, S), given their positions.
+
+    queries (T,), keys (S,). Earlier keys have the buckets of `buckets_of_distances`.
+    Later ones have the same buckets, if `causal`, as that of distance 0. Otherwise half
+    of the `num_buckets` are for them.
+    """
+    distances = keys[None] - queries[:, None]
+    offset: Array | int = 0
+    if causal:
+        distances = jnp.maximum(-distances, 0)
+    else:
+        num_buckets //= 2
+        offset = jnp.where(distances > 0, num_buckets, 0)
+        distances = jnp.abs(distances)
+    buckets = jnp.asarray(buckets_of_distances(num_buckets, max_distance))
+    return offset + buckets[jnp.minimum(distances, max_distance)]
+
+
 class Places(NamedTuple):
     """Arrays that tell all layers of a stack about positions in self-attention.
 
     waves: (1, T, H), for "rotary" positions: see `rotate`.
     distances: (T, S), for "relative" positions: see `clipped_distances`.
+    bias: (1, N, T, S), for "relative_bias" positions: see `RelativeBias`.
     """
 
     waves: Array | None = None
     distances: Array | None = None
+    bias: Array | None = None
 
 
 NOWHERE = Places()
@@ -233,7 +281,8 @@ def make_places(
 ) -> Places:
     """Return the `Places` of queries at positions (T,) and keys at positions (S,).
 
-    kind: one of POSITIONS. Those that do not act in attention have no places.
+    kind: one of POSITIONS. Those that do not act in attention have no places. Those of
+        "relative_bias" come from `RelativeBias`, which has parameters.
     room: is above all positions of queries.
     """
     if kind == "rotary":
@@ -276,6 +325,47 @@ class RelativePositions(nn.Module):
         )
 
 
+class RelativeBias(nn.Module):
+    """A scalar for each head and each bucket of distances, which is added to scores.
+
+    Raffel et al. 2020 (T5), Section 2.1. All layers of a stack share the table
+    (num_buckets, N). Its initial standard deviation is 1/√d_model, as in Hugging Face's
+    transformers; the paper does not specify it.
+    """
+
+    num_heads: int
+    num_buckets: int
+    max_distance: int
+    d_model: int
+
+    @nn.compact
+    def __call__(
+        self,
+        queries: np.ndarray | Array,
+        keys: np.ndarray | Array,
+        causal: bool,
+    ) -> Array:
+        """Return the bias (1, N, T, S) of queries at positions (T,) and keys at (S,).
+
+        `causal`: no query sees a later key, so that all buckets are for earlier ones.
+        """
+        table = parameter(
+            self,
+            "table",
+            nn.initializers.normal(self.d_model**-0.5),
+            (self.num_buckets, self.num_heads),
+            ("distance", "heads"),
+        )
+        buckets = relative_buckets(
+            jnp.asarray(queries),
+            jnp.asarray(keys),
+            num_buckets=self.num_buckets,
+            max_distance=self.max_distance,
+            causal=causal,
+        )
+        return jnp.take(table.T, buckets, axis=1)[None]
+
+
 class Positions(nn.Module):
     """Vectors (1, T, D) or (B, T, D) to add to embeddings.
 
@@ -284,15 +374,15 @@ class Positions(nn.Module):
 
     kind: "sinusoidal" (Vaswani et al. 2017, Section 3.5), "sinusoidal_halves" (the same
         features in another order, see `sinusoidal_positions`), "learned" (Gehring et
-        al. 2017; row (E) of Table 3 in Vaswani et al. 2017) or "none". "relative" and
-        "rotary" act in attention, so their vectors here are zeros.
+        al. 2017; row (E) of Table 3 in Vaswani et al. 2017) or "none". Those of
+        IN_ATTENTION act there, so their vectors here are zeros.
     initializer: of learned positions, one of `layers.INITS`. "xavier_uniform" treats
         the table as one (max_length, d_model) matrix.
     stddev: see `layers.make_initializer`.
 
     Raises:
-        ValueError: T exceeds `max_length`, unless `kind` is "relative" or "rotary". The
-            caller must check offset + T, which is unknown under `jit`.
+        ValueError: T exceeds `max_length`, unless `kind` acts in attention. The caller
+            must check offset + T, which is unknown under `jit`.
     """
 
     kind: str

@@ -39,12 +39,13 @@ from transformer_jax.models.layers import (
     Residual,
     TokenVectors,
 )
-from transformer_jax.models.masks import Mask
+from transformer_jax.models.masks import Mask, as_mask
 from transformer_jax.models.positions import (
     IN_ATTENTION,
     NOWHERE,
     POSITIONS,
     Places,
+    RelativeBias,
     make_places,
 )
 
@@ -75,6 +76,9 @@ class BlockConfig:
     positions: str = "sinusoidal"
     # k of "relative" positions: longer distances are clipped to it
     max_relative_distance: int = 16
+    # of "relative_bias" positions: see `buckets_of_distances`
+    relative_buckets: int = 32
+    max_bucket_distance: int = 128
     rotary_base: float = 10000.0  # θ of "rotary" positions
     # on the output of each sub-layer and on the sums of embeddings
     dropout_rate: float = fields.random(0.1, 0.0)
@@ -83,6 +87,7 @@ class BlockConfig:
     feed_forward_dropout_rate: float = fields.random(0.0, 0.0)
     attention_bias: bool = True
     feed_forward_bias: bool = True
+    scale_scores: bool = True  # divide scores by √d_k: see `MultiHeadAttention`
     init: str = "xavier_uniform"  # of the linear maps
     # The initial weights of the maps before residual connections are multiplied by
     # 1/√(number of residual connections in the stack) (Radford et al. 2019, Section
@@ -128,6 +133,14 @@ class BlockConfig:
             yield "norm_epsilon", "must be positive, e.g. 1e-6"
         if not self.rotary_base > 0:
             yield "rotary_base", "must be positive, e.g. 10000"
+        exact = self.relative_buckets // 2
+        if exact < 2:
+            yield "relative_buckets", "must be at least 4, e.g. 32"
+        if self.max_bucket_distance <= exact:
+            yield (
+                "max_bucket_distance",
+                f"must be above {exact}, half of relative_buckets, e.g. 128",
+            )
         if self.num_kv_heads > 0 and self.num_heads % self.num_kv_heads:
             yield (
                 "num_kv_heads",
@@ -307,6 +320,7 @@ class Block(nn.Module):
             num_kv_heads=c.num_kv_heads,
             rotary_base=c.rotary_base,
             init_scale=self.init_scale,
+            scale_scores=c.scale_scores,
         )
 
     @nn.nowrap
@@ -333,6 +347,10 @@ class Stack(nn.Module):
         residuals = self.num_layers * (3 if self.cross else 2)
         scale = residuals**-0.5 if c.scale_residual_init else 1.0
         self.layers = Block(c, self.cross, scale)
+        if c.positions == "relative_bias":
+            self.relative_bias = RelativeBias(
+                c.num_heads, c.relative_buckets, c.max_bucket_distance, c.d_model
+            )
         if c.norm == "pre":
             self.final_norm = NORM_TYPES[c.norm_type](c.norm_epsilon)
 
@@ -345,9 +363,11 @@ class Stack(nn.Module):
     ) -> Array:
         """Run x (B, T, D) through all layers.
 
-        `mask` and `memory_mask` broadcast to (B, N, T, T) and (B, N, T, S).
+        `mask` and `memory_mask` broadcast to (B, N, T, T) and (B, N, T, S). For
+        "relative_bias" positions, a mask is causal only if it has this rule, and never
+        if it is an array.
         """
-        places = self._places(x.shape[1])
+        places = self._places(x.shape[1], mask)
 
         def body(block: Block, x: Array) -> tuple[Array, None]:
             x, _ = block(x, mask, memory, memory_mask, places=places)
@@ -362,7 +382,7 @@ class Stack(nn.Module):
         They are (B, L, T, D). The last one is the result of `__call__`: only its norm
         is applied, if the stack is pre-LN.
         """
-        places = self._places(x.shape[1])
+        places = self._places(x.shape[1], mask)
 
         def body(block: Block, x: Array) -> tuple[Array, Array]:
             x, _ = block(x, mask, places=places)
@@ -426,7 +446,7 @@ class Stack(nn.Module):
         count = x.shape[1]
         keys = cache.keys()
         queries = cache.queries(position, count)
-        places = self._places_of(queries, keys, keys.shape[0])
+        places = self._places_of(queries, keys, keys.shape[0], causal=True)
         mask = cache.seen(position, count, begins)
         block: Any = Block(self.config, self.cross, parent=None)
         written = []
@@ -453,18 +473,22 @@ class Stack(nn.Module):
     def _end(self, x: Array) -> Array:
         return self.final_norm(x) if self.config.norm == "pre" else x
 
-    def _places(self, length: Any) -> Places:
+    def _places(self, length: Any, mask: Array | Mask | None) -> Places:
         """Return the places of queries and keys at 0 … length - 1."""
         positions = np.arange(length) if isinstance(length, int) else jnp.arange(length)
-        return self._places_of(positions, positions, length)
+        causal = as_mask(mask).causal
+        return self._places_of(positions, positions, length, causal)
 
     def _places_of(
         self,
         queries: Any,
         keys: Any,
         room: Any,
+        causal: bool,
     ) -> Places:
         c = self.config
+        if c.positions == "relative_bias":
+            return Places(bias=self.relative_bias(queries, keys, causal))
         return make_places(
             c.positions,
             queries,

@@ -31,7 +31,7 @@ from transformer_jax.models.stack import BlockConfig, Stack, sown_weights
 
 Array = jax.Array
 
-TIES = ("all", "decoder", "none")
+TIES = ("all", "decoder", "embeddings", "none")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +49,16 @@ class TransformerConfig(BlockConfig):
     max_length: int = fields.size(1024, 32)
     # Which of these share one table. "all": source embedding, target embedding and
     # output layer (Section 3.4).
-    # "decoder": target embedding and output layer. "none": each has its own.
+    # "decoder": target embedding and output layer. "embeddings": the two embeddings.
+    # "none": each has its own.
     tie_embeddings: str = "all"
     output_bias: bool = False  # added to the logits
     # of token embeddings and learned positions: see `Embedding`
     embedding_init: str = "normal"
     # token embeddings are multiplied by √d_model (Section 3.4)
     embedding_scale: bool = True
+    output_scale: bool = False  # the output layer reads vectors divided by √d_model
+    final_dropout_rate: float = fields.random(0.0, 0.0)  # on the output of each stack
     # embedding tables are padded to a multiple of this many rows
     vocab_multiple: int = 1
 
@@ -69,14 +72,11 @@ class TransformerConfig(BlockConfig):
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()
-        if (
-            self.tie_embeddings == "all"
-            and self.source_vocab_size != self.target_vocab_size
-        ):
+        if self.shares_tables and self.source_vocab_size != self.target_vocab_size:
             yield (
                 "tie_embeddings",
                 (
-                    "'all' shares one table, "
+                    f"{self.tie_embeddings!r} shares one table, "
                     f"but source_vocab_size = {self.source_vocab_size} "
                     f"and target_vocab_size = {self.target_vocab_size}: "
                     "make them equal or set tie_embeddings to 'decoder'"
@@ -86,7 +86,12 @@ class TransformerConfig(BlockConfig):
     @property
     def shares_tables(self) -> bool:
         """True if source and target share one embedding."""
-        return self.tie_embeddings == "all"
+        return self.tie_embeddings in ("all", "embeddings")
+
+    @property
+    def has_output_layer(self) -> bool:
+        """True if the output layer has a table of its own."""
+        return self.tie_embeddings in ("embeddings", "none")
 
     @property
     def token_vectors(self) -> TokenVectors:
@@ -166,7 +171,7 @@ class Transformer(nn.Module):
         c = self.config
         c.check()
         self.target_embedding = self._embedding(c.target_vocab_size)
-        if c.tie_embeddings == "all":
+        if c.shares_tables:
             self.source_embedding = self.target_embedding
         else:
             self.source_embedding = self._embedding(c.source_vocab_size)
@@ -179,8 +184,9 @@ class Transformer(nn.Module):
         self.target = Tokens(self.target_embedding, self.target_positions, self.dropout)
         self.encoder = Stack(c, c.num_encoder_layers)
         self.decoder = Stack(c, c.num_decoder_layers, cross=True)
+        self.final_dropout = layers.Dropout(c.final_dropout_rate)
         self.output_bias = None
-        if c.tie_embeddings == "none":
+        if c.has_output_layer:
             self.output = OutputLayer(
                 c.target_vocab_size,
                 c.d_model,
@@ -217,7 +223,8 @@ class Transformer(nn.Module):
         x, valid = self.source(inputs, valid)
         if valid is None:
             valid = jnp.ones(x.shape[:2], bool)
-        return Memory(self.encoder(x, padding(valid)), valid)
+        x = self.encoder(x, padding(valid))
+        return Memory(self.final_dropout(x), valid)
 
     def hidden(
         self,
@@ -229,20 +236,22 @@ class Transformer(nn.Module):
         """Return the decoder's output (B, T, D) if it reads the ids `target` (B, T).
 
         Self-attention is causal, and does not see padding: `target_valid` (B, T) is
-        False there. Cross-attention does not see the padding of the source.
+        False there. Cross-attention does not see the padding of the source. With
+        `output_scale`, the output is divided by √d_model.
         """
         x, target_valid = self.target(target, target_valid)
         mask = CAUSAL
         if target_valid is not None:
             mask &= padding(target_valid)
-        return self.decoder(x, mask, memory.vectors, padding(memory.valid))
+        x = self.decoder(x, mask, memory.vectors, padding(memory.valid))
+        return self._scaled(self.final_dropout(x))
 
     def head(self) -> Head:
         """Return the map from the decoder's output to logits.
 
         By default, it is the target embedding (Section 3.4).
         """
-        if self.config.tie_embeddings == "none":
+        if self.config.has_output_layer:
             return self.output.head()
         return self.target_embedding.head(self.config.dtype, self.output_bias)
 
@@ -255,8 +264,8 @@ class Transformer(nn.Module):
         """Return a cache with the projections of the memory in all layers, and room.
 
         Raises:
-            ValueError: `room` exceeds `max_length`, and positions are neither relative
-                nor rotary.
+            ValueError: `room` exceeds `max_length`, and positions do not act in
+                attention.
         """
         self.target.check_room(room)
         rows = memory.valid.shape[0]
@@ -276,7 +285,12 @@ class Transformer(nn.Module):
         x, past = self.decoder.extend(
             x, cache.past, position, projected, padding(valid)
         )
-        return self.head()(x), cache._replace(past=past)
+        return self.head()(self._scaled(x)), cache._replace(past=past)
+
+    @nn.nowrap
+    def _scaled(self, x: Array) -> Array:
+        """Return what the output layer reads of the decoder's vectors x (B, T, D)."""
+        return x * self.config.d_model**-0.5 if self.config.output_scale else x
 
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:

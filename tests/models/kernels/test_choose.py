@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.models.attention import MultiHeadAttention
+from transformer_jax.models.attention import MultiHeadAttention, attend
 from transformer_jax.models.kernels import accelerators, choose, platforms
 from transformer_jax.models.masks import CAUSAL
 
@@ -167,6 +167,25 @@ def test_long_sequences_are_attended_to_in_blocks(monkeypatch, caplog):
     ]
     # once, and none for einsum
     assert lines == ["attention: blocked, as there are at least 136 positions (cpu)"]
+    choose._log_once.cache_clear()
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cpu"])
+def test_what_is_added_to_scores_is_computed_by_the_equation(
+    platform, monkeypatch, caplog
+):
+    """The reason is logged once, where there would be a kernel."""
+    choose._log_once.cache_clear()
+    monkeypatch.setattr(platforms, "current", lambda: platform)
+    x, bias = normal(1, 300, N, 8), normal(1, N, 300, 300)
+    run = functools.partial(attend, x, x, x, bias=bias, how="auto")
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            _, weights = jax.eval_shape(run)
+            assert weights.shape == (1, N, 300, 300)
+    lines = [r.getMessage() for r in caplog.records if r.name == choose.log.name]
+    expected = ["attention: einsum, which alone adds to the scores (tpu)"]
+    assert lines == (expected if platform == "tpu" else [])
     choose._log_once.cache_clear()
 
 

@@ -76,7 +76,7 @@ class Kernel(NamedTuple):
         """Yield (key of `BlockConfig`, remedy) for what it lacks."""
         if needs.dropout_rate and not self.has_dropout:
             yield "attention_dropout_rate", "0"
-        if needs.positions == "relative":
+        if needs.positions in ("relative", "relative_bias"):
             yield "positions", "another value"
         if needs.value_dim != needs.head_dim and not self.any_value_dim:
             yield "value_dim", f"head_dim = {needs.head_dim}"
@@ -170,17 +170,23 @@ def kernel_for(
     dropout_rate: float,
     dtype: str,
     equation: Callable[..., Any],
+    adds_scores: bool = False,
 ) -> Function | None:
     """Return the function that `how` stands for, or None for the equation itself.
 
     The arguments are those of the function: query (B, T, N, H), key (B, S, K, H), value
     (B, S, K, H'). `dropout_rate` is 0 where there is no dropout. `equation` is
-    `attention.dot_product_attention`, to check a kernel with.
+    `attention.dot_product_attention`, to check a kernel with. `adds_scores`: a bias or
+    relative positions are added to the scores, which only the equation does.
 
     Raises:
         UserError: `how` does not support the lengths, or does not run on this platform.
     """
     if how == "einsum" or plain.is_on():
+        return None
+    if adds_scores:
+        if how == "auto" and KERNELS.get(platform := platforms.current()):
+            _log_once(f"einsum, which alone adds to the scores ({platform})")
         return None
     if how == "jax":
         return LIBRARY.function
@@ -212,6 +218,8 @@ def unsupported(implementation: str, needs: Needs) -> Iterator[tuple[str, str]]:
     for kernel in (SHORT, SPLASH, CUDNN, LIBRARY):
         if kernel.name == implementation:
             yield from kernel.unsupported(needs)
+    if implementation == "blocked" and needs.positions == "relative_bias":
+        yield "positions", "another value"
 
 
 def shares_past() -> bool:
