@@ -97,7 +97,7 @@ class TransformerConfig(BlockConfig):
     def token_vectors(self) -> TokenVectors:
         """The vectors of source and target tokens."""
         factor = self.d_model**0.5 if self.embedding_scale else 1.0
-        is_output = self.tie_embeddings != "none"
+        is_output = not self.has_output_layer
         return TokenVectors("d_model", self.d_model, factor, is_output)
 
     @property
