@@ -90,7 +90,7 @@ def without_search() -> Iterator[None]:
         numbers = {
             name: jnp.zeros((rows, 1)) for name in ("scores", "log_probabilities")
         }
-        return self._means(params, batch), {
+        return self.means(params, batch), {
             "tokens": jnp.full((rows, 1, 1), 2),
             **numbers,
         }

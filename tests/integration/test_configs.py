@@ -27,6 +27,7 @@ ARGUMENTS = {
         *("task=sick", "task=stsb", "task=swag", "task=squad2", "task=wnut17"),
         *("model=gpt,task=stsb", "model=gpt,task=swag"),
     ],
+    "denoising": ["objective=span_corruption", "objective=text_infilling"],
     "captions": ["blind", "photographs", "transformer,photographs"],
     "dates": [""],
     "digits": ["transformer"],
@@ -72,6 +73,7 @@ SLOW = {
     ("spoken_digits", ""),  # tests/tasks/test_inputs.py trains it
     ("captions", "blind"),  # captions,photographs has the same decoder
     ("captions", "transformer,photographs"),
+    ("denoising", "objective=span_corruption"),  # tests/tasks trains it
     ("digits", "transformer"),  # tests/tasks/test_inputs.py trains the other
     ("dates", ""),  # docs/walkthroughs/attention_map.md trains it
     ("finetune", "model=gpt,task=stsb"),
@@ -169,6 +171,12 @@ def filled(written, scores, predictions):
     assert predictions == [{"masks": []}] * 2
 
 
+def denoised(written, scores, predictions):
+    assert scores["perplexity"] == pytest.approx(math.exp(scores["loss"]))
+    assert all(isinstance(prediction, str) for prediction in predictions)
+    assert predictions[1] == ""
+
+
 def classified(written, scores, predictions):
     assert scores["examples"] == 7
     assert 0 <= scores["accuracy"] <= 1
@@ -207,6 +215,7 @@ EXPECTED = {
     "transcription": transcribed,
     "language_modeling": continued,
     "bert_pretraining": filled,
+    "denoising": denoised,
     "classification": classified,
     "regression": measured,
     "multiple_choice": chosen,
@@ -282,6 +291,20 @@ def test_every_task_of_finetune_is_valid_in_every_size(task):
             assert parsed.model == dataclasses.replace(
                 parse_bert(size).model, dropout_rate=parsed.model.dropout_rate
             )
+
+
+@pytest.mark.parametrize("arg", ARGUMENTS["denoising"])
+def test_a_pretrained_transformer_has_the_model_of_own_files(arg):
+    config = get_config("denoising", arg)
+    other = get_config("own_files", "long-short,10k")
+    for each in (config, other):
+        each.data.directory = "none"
+        each.model.dropout_rate = 0.0
+    assert parse(config).model == parse(other).model
+    assert config.data.tokenizer == other.data.tokenizer
+    rate = {"objective=span_corruption": 0.15, "objective=text_infilling": 0.3}[arg]
+    assert config.denoising.rate == rate
+    assert config.denoising.permute_sentences == (rate == 0.3)
 
 
 def parse_bert(size):

@@ -27,6 +27,8 @@ GPT = {"fine_tuning.auxiliary_weight": 0.5}
 PAIRS = {"data.second_column": "reversed", "fine_tuning.both_orders": True}
 VARIANTS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     **{name: (name, None, {}) for name in TASKS},
+    # short chunks, of which the first batch has several
+    "denoising": ("denoising", None, {"data.max_length": 12}),
     "classification of GPT": ("classification", "gpt", GPT),
     "regression of GPT": ("regression", "gpt", GPT | PAIRS),
     "multiple choice of GPT": ("multiple_choice", "gpt", GPT),

@@ -78,6 +78,7 @@ class NgramData:
     # texts begin with no tokens of languages, see `TextData`
     marks: ClassVar[tuple[str, ...]] = ()
     apart: ClassVar[bool] = False
+    special_tokens: ClassVar[tuple[str, ...]] = ()
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""

@@ -72,7 +72,7 @@ class Documents:
         self._documents = np.asarray(documents)[filled]
         # of each sentence's document
         ends = np.searchsorted(self._documents, self._documents, side="right")
-        self._starts, self._stops = _chunks(self._sentences.offsets, ends, room)
+        self._starts, self._stops = chunks_of(self._sentences.offsets, ends, room)
         offsets = self._sentences.offsets
         self.sizes = offsets[self._stops] - offsets[self._starts]
         self.paired = (self._stops - self._starts > 1) & pairs
@@ -178,7 +178,7 @@ class _Tails(NamedTuple):
         )
 
 
-def _chunks(
+def chunks_of(
     offsets: np.ndarray, ends: np.ndarray, room: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cut documents into chunks [start, stop) of as many sentences as fit into `room`

@@ -36,6 +36,11 @@ class TextData(SplitData):
         """Tokens at the beginning of texts, each of which a tokenizer has as one id."""
         return ()
 
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Tokens that a tokenizer has as one id each, and that stand for no text."""
+        return () if self.apart else self.marks
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
         yield from super().problems()

@@ -113,7 +113,7 @@ class TokenizerStore:
                     vocab_size,
                     min_count=data.min_count,
                     lowercase=data.lowercase,
-                    marks=() if data.apart else data.marks,
+                    marks=data.special_tokens,
                 )
         except TokenizerError as error:
             raise TokenizerError(

@@ -88,6 +88,8 @@ class InputConfig:
     """
 
     modalities: ClassVar[tuple[str, ...]] = ("tokens", "frames", "grid", "image")
+    # columns that are read besides those of source and target
+    more_columns: ClassVar[tuple[str, ...]] = ()
 
     modality: str = fields.inputs("tokens")
     # frames: most positions of a sound

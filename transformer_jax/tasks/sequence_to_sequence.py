@@ -136,6 +136,7 @@ class SequenceToSequence(Task):
             streams,
             workdir,
             reader_of(config),
+            config.input.more_columns,
             start=config.init_from or None,
         )
         super().__init__(config, corpus)
@@ -153,7 +154,7 @@ class SequenceToSequence(Task):
         method: Any = teacher_forced
         return self.model.init(key, source, valid, target, method=method)["params"]
 
-    def _means(
+    def means(
         self,
         params: Params,
         batch: Mapping[str, jax.Array],
@@ -210,7 +211,7 @@ class SequenceToSequence(Task):
         2015, eq. 14, where both are sums.
         """
         training = self.config.training
-        return self._means(
+        return self.means(
             params,
             batch,
             key,
@@ -228,7 +229,7 @@ class SequenceToSequence(Task):
         The outputs are tokens (B, K, T), scores (B, K) and log_probabilities (B, K).
         With `greedy`, K is 1.
         """
-        means = self._means(params, batch) if "target" in batch else {}
+        means = self.means(params, batch) if "target" in batch else {}
         step, cache = self.decoder(params, batch, greedy)
         return means, self.search(step, cache, batch, greedy)._asdict()
 
