@@ -17,8 +17,9 @@ Command: python scripts/train.py --config=configs/speech.py:model=joint \
     --workdir=runs/speech
 Cost: model=joint takes 12 minutes of CPU time, model=ctc 13.
 Expected: word error rates on unseen strings by known speakers: 1.9 % for model=joint,
-3.7 % for model=ctc (docs/results/speech.md). `attention`, `las`, `data=words` and
-held-out speakers were not measured yet.
+3.7 % for model=ctc, and 75.3 % for model=attention, which needs more steps
+(docs/results/speech.md). `las`, `data=words` and held-out speakers were not measured
+yet.
 Differs: The models are small, and predict words instead of characters. Dong et al. have
 their attention over time and frequency between the convolutions and the encoder, and
 Chan et al. three pyramidal layers on one recurrent layer, where `las` has two.
