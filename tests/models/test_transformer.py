@@ -662,18 +662,25 @@ PROBLEMS = [
     (
         {"positions": "fixed"},
         "positions",
-        "must be one of sinusoidal, sinusoidal_halves, learned, relative, rotary, none",
+        "must be one of sinusoidal, sinusoidal_halves, learned, relative, "
+        "relative_bias, rotary, none",
     ),
-    ({"tie_embeddings": "some"}, "tie_embeddings", "must be one of all, decoder, none"),
+    (
+        {"tie_embeddings": "some"},
+        "tie_embeddings",
+        "must be one of all, decoder, embeddings, none",
+    ),
     (
         {"embedding_init": "zeros"},
         "embedding_init",
-        "must be one of xavier_uniform, normal, truncated_normal",
+        "must be one of xavier_uniform, normal, truncated_normal, fan_in, "
+        "standard_normal",
     ),
     (
         {"init": "zeros"},
         "init",
-        "must be one of xavier_uniform, normal, truncated_normal",
+        "must be one of xavier_uniform, normal, truncated_normal, fan_in, "
+        "standard_normal",
     ),
     ({"dtype": "float16"}, "dtype", "must be one of float32, bfloat16"),
     ({"num_heads": 0}, "num_heads", "must be at least 1"),
