@@ -274,8 +274,10 @@ def test_a_second_process_with_libtpu(tiny):
 
 
 @needs_libtpu
-def test_children_of_a_process_with_libtpu_heed_sighup():
+def test_children_of_a_process_with_libtpu_heed_sighup(monkeypatch):
     """By itself, libtpu makes a process ignore it; see tests/conftest.py."""
+    for name, value in topologies.SETTINGS.items():
+        monkeypatch.setenv(name, value)  # and removed at the end
     topologies.devices_of("v5e:2x2")
     program = "import signal; print(signal.getsignal(signal.SIGHUP).name)"
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # by nohup
