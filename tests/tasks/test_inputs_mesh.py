@@ -46,17 +46,19 @@ print(json.dumps(found))
 )
 def test_eight_devices_train_as_one(recipe, arg, tmp_path):
     config = modalities.small_recipe(recipe, arg, tmp_path / "corpus")
-    train_on_one_and_eight(config, tmp_path)
+    one, eight = losses_on_one_and_eight(config, tmp_path)
+    np.testing.assert_allclose(eight, one, rtol=1e-5)
 
 
 def test_eight_devices_train_several_decoders_as_one(corpus, tmp_path):
     config = small("several_decoders", corpus)
     config.data.directions = ("en-de", "en-fr", "fr-en")
-    train_on_one_and_eight(config, tmp_path)
+    one, eight = losses_on_one_and_eight(config, tmp_path)
+    np.testing.assert_allclose(eight, one, rtol=1e-5)
 
 
-def train_on_one_and_eight(config, tmp_path):
-    """Compare the losses of three steps on eight devices with those on one."""
+def losses_on_one_and_eight(config, tmp_path):
+    """Return the losses of three steps on one device, and on a mesh of eight."""
     config.model.num_heads = 8
     for key in ("head_dim", "value_dim"):
         if key in config.model:
@@ -65,6 +67,5 @@ def train_on_one_and_eight(config, tmp_path):
     program = PROGRAM.replace("CONFIG", repr(config.to_dict()))
     program = program.replace("WORKDIR", repr(str(tmp_path / "run")))
     (one,) = json.loads(on_devices(1, program.replace("MESHES", "[(1, 1, 1)]")))
-    meshes = "[(2, 2, 2)]"
-    for eight in json.loads(on_devices(8, program.replace("MESHES", meshes))):
-        np.testing.assert_allclose(eight, one, rtol=1e-5)
+    (eight,) = json.loads(on_devices(8, program.replace("MESHES", "[(2, 2, 2)]")))
+    return one, eight

@@ -64,7 +64,7 @@ def count_ngrams(texts: Ragged, order: int, vocab_size: int) -> list[Table]:
 
 
 class Places(NamedTuple):
-    """Where the k-grams of texts are in a table of order k.
+    """The places of the k-grams of texts in a table of order k.
 
     Entries are those of the k-grams, in the order of the text.
 

@@ -53,7 +53,7 @@ class Memory(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What the decoder keeps of what it has read.
+    """The inputs of convolutions that the decoder keeps.
 
     inputs: for each layer, the last K - 1 inputs of its convolution (B, K - 1, D).
         Before the first position, they are zeros.
