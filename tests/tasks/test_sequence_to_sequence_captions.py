@@ -98,6 +98,8 @@ def test_a_record_is_a_path_or_an_object(tmp_path):
 def test_the_log_names_the_terms_of_the_objective():
     config = get_config("captions", "")
     config.data.directory = "somewhere"
+    assert parse(config).training.loss_label == "loss (with label smoothing)"
+    config.training.attention_regularization = 1.0
     terms = "label smoothing and attention regularization"
     assert parse(config).training.loss_label == f"loss (with {terms})"
     config.training.label_smoothing = 0.0
