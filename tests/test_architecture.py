@@ -73,6 +73,7 @@ MAY_IMPORT = {
     "experiment": {"config", "workdir", "transfer", "training"},
     "report": {"training"},
     "predictor": {"config", "workdir", "training"},
+    "claims": {"config", "experiment", "predictor", "models", "training"},
     "conversion": {
         "config",
         "workdir",

@@ -139,7 +139,7 @@ def check_picture(path: epath.PathLike) -> str:
 
     Raises ValueError for an unknown suffix, and without matplotlib.
     """
-    figure, _ = _figure(1)
+    figure, _ = new_figure(1)
     ending = epath.Path(path).suffix.lstrip(".")
     formats = figure.canvas.get_supported_filetypes()
     if ending not in formats:
@@ -163,7 +163,7 @@ def draw_curves(
     of the legend.
     """
     values = list(dict.fromkeys(value for curves in runs.values() for value in curves))
-    figure, axes = _figure(len(values))
+    figure, axes = new_figure(len(values))
     for axis, value in zip(axes, values, strict=True):
         labels = {
             (run, split): label(run, split, value)
@@ -181,7 +181,7 @@ def draw_curves(
                 )
                 axis.plot(curve.steps, curve.values, style, color=color, label=shown)
         axis.set(xlabel="step", ylabel=min(labels.values()) if same else value)
-    _save(figure, axes, path)
+    save(figure, axes, path)
 
 
 def draw_by_length(
@@ -193,17 +193,21 @@ def draw_by_length(
     """Plot `runs`, {run: scores}, each score at the middle of its group's lengths,
     which are on the axis with `axis_label`.
     """
-    figure, axes = _figure(1)
+    figure, axes = new_figure(1)
     for color, (run, scores) in zip(_colors(len(runs)), runs.items(), strict=True):
         middles = [(part.shortest + part.longest) / 2 for part in scores]
         axes[0].plot(
             middles, [part.score for part in scores], "o-", color=color, label=run
         )
     axes[0].set(xlabel=axis_label, ylabel=metric, ylim=(0, None))
-    _save(figure, axes, path)
+    save(figure, axes, path)
 
 
-def _figure(count: int) -> tuple[Any, Sequence[Any]]:
+def new_figure(count: int) -> tuple[Any, Sequence[Any]]:
+    """Return a figure with `count` panels beside one another, and the panels.
+
+    Raises ValueError without matplotlib.
+    """
     try:
         # not pyplot, which has global state and may open windows
         from matplotlib.figure import Figure
@@ -225,10 +229,14 @@ def _colors(count: int) -> list[Any]:
     ]
 
 
-def _save(figure: Any, axes: Sequence[Any], path: epath.PathLike) -> None:
+def save(figure: Any, axes: Sequence[Any], path: epath.PathLike) -> None:
+    """Write a figure with the panels `axes` to a file.
+
+    Raises ValueError, see `check_picture`.
+    """
     for axis in axes:
         axis.grid(alpha=0.3)
-        if axis.lines:
+        if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize="small")
     ending = check_picture(path)
     with files.replacing(path) as file:

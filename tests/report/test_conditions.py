@@ -1,0 +1,26 @@
+"""The picture of a claim's conditions."""
+
+import math
+
+import pytest
+
+from transformer_jax.errors import UserError
+from transformer_jax.report.conditions import draw_conditions
+
+pytest.importorskip("matplotlib", reason="matplotlib: pip install -e '.[plots]'")
+
+
+def test_a_picture_names_measurements_and_conditions(tmp_path):
+    values = {
+        "loss": {"pre-LN": [1.0, 1.2], "post-LN": [3.0, math.inf]},
+        "bleu": {"pre-LN": [30.0, 31.0], "post-LN": []},
+    }
+    draw_conditions(tmp_path / "a.svg", values)
+    text = (tmp_path / "a.svg").read_text()
+    for words in ("loss", "bleu", "pre-LN", "post-LN"):
+        assert f"<!-- {words} -->" in text
+
+
+def test_an_unknown_kind_of_picture(tmp_path):
+    with pytest.raises(UserError, match="must end in one of"):
+        draw_conditions(tmp_path / "a.txt", {"loss": {"a": [1.0]}})
