@@ -99,7 +99,7 @@ def test_the_sources_of_a_split_reach_the_score(tiny, corpus, tmp_path, referenc
         expected = [list(entry) for entry in zip(CORRECTED, OTHERS, strict=True)]
         tiny.data.references = 2
     plain = make_task(parse(tiny), tmp_path / "run").batches("val", None)
-    override(tiny, ["--config.evaluation.scores=('gleu',)"])
+    override(tiny, ["--config.evaluation.text_scores=('gleu',)"])
     task = make_task(parse(tiny), tmp_path / "run")
     batches = task.batches("val", None)
     assert batches.sha256() == plain.sha256()
@@ -116,7 +116,7 @@ def test_a_run_chooses_its_best_step_by_gleu(tiny, tmp_path):
     run(
         tiny,
         tmp_path / "run",
-        evaluation__scores=("gleu",),
+        evaluation__text_scores=("gleu",),
         checkpoint__best_metric="gleu",
         decoding__beam_size=1,
         training__steps=2,
@@ -131,25 +131,27 @@ def test_a_run_chooses_its_best_step_by_gleu(tiny, tmp_path):
     [
         (
             "own_files",
-            {"evaluation.scores": ("gleu", "bleu")},
-            "evaluation.scores = ('gleu', 'bleu'): may hold 'rouge' and 'gleu', but "
-            "not 'bleu'; () adds no score",
+            {"evaluation.text_scores": ("gleu", "bleu")},
+            "evaluation.text_scores = ('gleu', 'bleu'): may hold 'rouge' and 'gleu', "
+            "but not 'bleu'; () adds no score",
         ),
         (
             "own_files",
             {"checkpoint.best_metric": "gleu"},
-            "checkpoint.best_metric = 'gleu': needs evaluation.scores = ('gleu',): set",
+            "checkpoint.best_metric = 'gleu': needs evaluation.text_scores = "
+            "('gleu',): set it, or choose bleu or loss",
         ),
         (
             "own_files",
-            {"checkpoint.best_metric": "rouge_l", "evaluation.scores": ("gleu",)},
-            "checkpoint.best_metric = 'rouge_l': needs evaluation.scores = ('rouge',)",
+            {"checkpoint.best_metric": "rouge_l", "evaluation.text_scores": ("gleu",)},
+            "checkpoint.best_metric = 'rouge_l': needs evaluation.text_scores = "
+            "('rouge',): set it",
         ),
         (
             "captions",
-            {"evaluation.scores": ("gleu",)},
-            "evaluation.scores = ('gleu',): 'gleu' needs a source that is text, and "
-            "input.modality = 'grid'",
+            {"evaluation.text_scores": ("gleu",)},
+            "evaluation.text_scores = ('gleu',): 'gleu' needs a source that is text, "
+            "and input.modality = 'grid'",
         ),
     ],
 )
@@ -165,13 +167,13 @@ def test_scores_that_cannot_be(recipe_of, keys, message):
 
 def test_rouge_that_is_not_installed(tiny, monkeypatch):
     monkeypatch.setitem(sys.modules, "rouge_score", None)
-    tiny.evaluation.scores = ("gleu",)
+    tiny.evaluation.text_scores = ("gleu",)
     parse(tiny)
-    tiny.evaluation.scores = ("rouge",)
+    tiny.evaluation.text_scores = ("rouge",)
     with pytest.raises(ConfigError) as error:
         parse(tiny)
     assert str(error.value) == (
-        "config.evaluation.scores = ('rouge',): 'rouge' needs the package rouge-score: "
-        "pip install -c constraints.txt -e '.[rouge]' in the folder of "
+        "config.evaluation.text_scores = ('rouge',): 'rouge' needs the package "
+        "rouge-score: pip install -c constraints.txt -e '.[rouge]' in the folder of "
         "transformer_jax, or leave it out"
     )

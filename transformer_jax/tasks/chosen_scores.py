@@ -1,4 +1,4 @@
-"""The scores of written texts that `evaluation.scores` adds to those of a task."""
+"""The scores of written texts that `evaluation.text_scores` adds to those of a task."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,15 +10,15 @@ from transformer_jax.data.source_texts import source_text
 from transformer_jax.data.text import ParallelData
 from transformer_jax.errors import UserError
 
-# a value of evaluation.scores → the scores that it adds
+# a value of evaluation.text_scores → the scores that it adds
 CHOSEN_SCORES = {"rouge": tuple(text_scores.ROUGE), "gleu": ("gleu",)}
 # each of these scores → the value that adds it
 CHOSEN_BY = {score: name for name in CHOSEN_SCORES for score in CHOSEN_SCORES[name]}
 
 
 def rules_of(scores: Sequence[str]) -> Iterator[str]:
-    """Yield the rule and the remedy for each value of evaluation.scores that is unknown
-    or cannot be computed here.
+    """Yield the rule and the remedy for each value of evaluation.text_scores that is
+    unknown or cannot be computed here.
     """
     for name in scores:
         if name not in CHOSEN_SCORES:
@@ -66,7 +66,7 @@ def chosen_scores(
             raise UserError(
                 f"{len(sources)} of {len(entries)} references have a source: GLEU "
                 "needs all; score references of Task.batches, or leave 'gleu' out of "
-                "evaluation.scores"
+                "evaluation.text_scores"
             )
         values |= text_scores.gleu(lines, of_lines, sources)
     return values

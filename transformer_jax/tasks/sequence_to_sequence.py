@@ -116,7 +116,7 @@ class SequenceToSequence(Task):
         "bleu": Metric("bleu (greedy)", better="higher"),
         "bleu_tokenized": Metric("bleu_tokenized (greedy)", better="higher"),
         "exact_match": Metric("exact_match (greedy)", better="higher"),
-        # only with several references, or with evaluation.scores
+        # only with several references, or with evaluation.text_scores
         **{
             name: Metric(f"{name} (greedy)", better="higher")
             for name in (*SEVERAL_REFERENCES, *CHOSEN_BY)
@@ -434,7 +434,7 @@ class SequenceToSequence(Task):
             source=what,
         )
         if self.reads_text:
-            scores = self.config.evaluation.scores
+            scores = self.config.evaluation.text_scores
             return with_sources(batches, scores, self.config.data)
         return batches._replace(
             records=ArrayRecords(self.config.columns.names[0], source)
@@ -492,7 +492,7 @@ class SequenceToSequence(Task):
         }
         if self.config.data.references > 1:
             scores |= metrics.caption_scores(lines, of_lines)
-        chosen = self.config.evaluation.scores
+        chosen = self.config.evaluation.text_scores
         return scores | chosen_scores(chosen, lines, of_lines, references)
 
     def work(self, batch: Arrays) -> Work:

@@ -66,13 +66,13 @@ class SequenceToSequenceEvaluation(EvaluationConfig):
     package. Scores by different tokenizers are not comparable; `bleu_signature` names
     the tokenizer.
 
-    scores: further scores. "rouge" adds `rouge_1`, `rouge_2` and `rouge_l`, for
+    text_scores: further scores. "rouge" adds `rouge_1`, `rouge_2` and `rouge_l`, for
     summaries in English, and needs the extra "rouge" of this package. "gleu" adds
-    `gleu`, for grammar correction. See `text_scores`.
+    `gleu`, for grammar correction. text_scores.py defines both.
     """
 
     bleu_tokenizer: str = "13a"
-    scores: tuple[str, ...] = ()
+    text_scores: tuple[str, ...] = ()
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
@@ -94,8 +94,8 @@ class SequenceToSequenceEvaluation(EvaluationConfig):
                     "in the folder of transformer_jax, or set it to another, e.g. char"
                 ),
             )
-        for rule in rules_of(self.scores):
-            yield "scores", rule
+        for rule in rules_of(self.text_scores):
+            yield "text_scores", rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,20 +245,20 @@ class SequenceToSequenceConfig(TextTaskConfig):
             )
 
     def _problems_of_scores(self) -> Iterator[tuple[str, str]]:
-        """Yield problems with the scores of `evaluation.scores`."""
-        scores = self.evaluation.scores
+        """Yield problems with the scores of `evaluation.text_scores`."""
+        scores = self.evaluation.text_scores
         best = self.checkpoint.best_metric
         if best in CHOSEN_BY and CHOSEN_BY[best] not in scores:
             yield (
                 "checkpoint.best_metric",
                 (
-                    f"needs evaluation.scores = ({CHOSEN_BY[best]!r},): "
+                    f"needs evaluation.text_scores = ({CHOSEN_BY[best]!r},): "
                     "set it, or choose bleu or loss"
                 ),
             )
         if "gleu" in scores and self.input.modality != "tokens":
             yield (
-                "evaluation.scores",
+                "evaluation.text_scores",
                 (
                     "'gleu' needs a source that is text, "
                     f"and input.modality = {self.input.modality!r}: leave it out"
