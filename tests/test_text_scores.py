@@ -132,15 +132,23 @@ def test_rouge_by_hand():
         "rouge_1": pytest.approx(100 * 2 / (3 / 3 + 6 / 3)),
         "rouge_2": pytest.approx(100 * 2 / (2 / 1 + 5 / 1)),
         "rouge_l": pytest.approx(100 * 2 / (3 / 2 + 6 / 2)),
+        "rouge_lsum": pytest.approx(100 * 2 / (3 / 2 + 6 / 2)),
     }
 
 
 @needs_rouge
-def test_the_longest_common_subsequence_may_have_gaps_and_crosses_sentences():
-    found = rouge(["x b. a d"], [["a. b c d"]])
+@pytest.mark.parametrize("mark", [". ", "! ", "?  "])
+def test_the_longest_common_subsequence_of_texts_and_of_their_sentences(mark):
+    """Of the whole texts, it is "b d" or "a d". Of the sentence "b c d", one sentence
+    has b and the other d, and of the sentence "a", one has a.
+    """
+    found = rouge([f"x b{mark}a d"], [[f"a{mark}b c d"]])
     assert found["rouge_1"] == pytest.approx(75)
     assert found["rouge_2"] == 0
     assert found["rouge_l"] == pytest.approx(50)
+    assert found["rouge_lsum"] == pytest.approx(75)
+    one_sentence = rouge(["x b.a d"], [["a.b c d"]])
+    assert one_sentence["rouge_lsum"] == pytest.approx(50)
 
 
 @needs_rouge
@@ -164,13 +172,14 @@ def test_rouge_is_that_of_the_package():
     draw = np.random.default_rng(0)
     texts = [" ".join(draw.choice(words, n)) for n in draw.integers(1, 12, 20)]
     hypotheses, references = texts[:10], texts[10:]
-    theirs = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
+    names = ["rouge1", "rouge2", "rougeL", "rougeLsum"]
+    theirs = RougeScorer(names, use_stemmer=True)
     rows = map(theirs.score, references, hypotheses)
     columns = zip(*(row.values() for row in rows), strict=True)
     expected = [100 * np.mean([x.fmeasure for x in column]) for column in columns]
     found = rouge(hypotheses, [[text] for text in references])
     assert [*found.values()] == pytest.approx(expected)
-    assert len({*expected}) == 3
+    assert len({*expected}) >= 3
 
 
 def test_rouge_without_its_package_names_the_command(monkeypatch):
@@ -213,4 +222,5 @@ def test_the_draws_of_sentences_with_other_numbers_of_references():
     texts = [["x"], [hypothesis] * 3]
     found = gleu(["y", hypothesis], texts, ["z", "z"])["gleu"]
     assert found == pytest.approx(100 * 0.8**0.25)
-    assert len(list(text_scores._draws([1, 1]))) == 1
+    counts = [len(list(text_scores._draws(sizes))) for sizes in ([1, 1], [1, 2])]
+    assert counts == [1, 500]

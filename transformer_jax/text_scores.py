@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +13,13 @@ from transformer_jax.errors import UserError
 from transformer_jax.metrics import check_pairs
 
 # our name → that of the package rouge-score
-ROUGE = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeL"}
+ROUGE = {
+    "rouge_1": "rouge1",
+    "rouge_2": "rouge2",
+    "rouge_l": "rougeL",
+    "rouge_lsum": "rougeLsum",
+}
+BETWEEN_SENTENCES = re.compile(r"(?<=[.!?])\s+")
 INSTALL_ROUGE = (
     "needs the package rouge-score: pip install -c constraints.txt -e '.[rouge]' "
     "in the folder of transformer_jax"
@@ -37,14 +44,15 @@ def rouge(
     rouge-score.
 
     "rouge_1" and "rouge_2" are F1 of unigrams and bigrams, "rouge_l" that of the
-    longest common subsequence of the whole texts. This is ROUGE-L on sentence level,
-    "rougeL" of the package. ROUGE-Lsum, which compares the sentences of a summary with
-    those of the reference, equals it if each text is one sentence.
+    longest common subsequence of the whole texts, which is ROUGE-L on sentence level.
+    "rouge_lsum" is ROUGE-L on summary level: for each sentence of the reference, the
+    union of its longest common subsequences with the sentences of the summary counts. A
+    sentence ends with ".", "!" or "?" before a space.
 
     Words are lower-cased and stemmed (Porter 1980), and consist of the letters a to z
     and digits. All other characters separate words. Each score is the mean over the
     texts. If a text has several references, the one with the highest score counts, for
-    each of the three scores.
+    each of the four scores.
 
     Raises:
         ValueError: The package is missing, the numbers of hypotheses and references
@@ -60,7 +68,11 @@ def rouge(
     scorer = RougeScorer(list(ROUGE.values()), tokenizer=tokenizer)
     totals = dict.fromkeys(ROUGE, 0.0)
     for hypothesis, texts in zip(hypotheses, references, strict=True):
-        best = scorer.score_multi(texts, hypothesis)
+        # to the package, each line is a sentence; a break is a space in other scores
+        summary, *of_reference = (
+            BETWEEN_SENTENCES.sub("\n", text) for text in (hypothesis, *texts)
+        )
+        best = scorer.score_multi(of_reference, summary)
         for name, theirs in ROUGE.items():
             totals[name] += best[theirs].fmeasure
     return {name: 100 * total / len(hypotheses) for name, total in totals.items()}

@@ -62,7 +62,7 @@ def test_gleu_takes_the_sources_of_the_entries():
 def test_rouge_needs_no_sources():
     found = chosen_scores(("rouge",), LINES, REFERENCES, REFERENCES)
     assert found == rouge(LINES, REFERENCES)
-    assert found.keys() == {"rouge_1", "rouge_2", "rouge_l"}
+    assert found.keys() == {"rouge_1", "rouge_2", "rouge_l", "rouge_lsum"}
 
 
 def test_gleu_without_sources_is_refused():

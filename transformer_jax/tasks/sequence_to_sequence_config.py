@@ -66,9 +66,9 @@ class SequenceToSequenceEvaluation(EvaluationConfig):
     package. Scores by different tokenizers are not comparable; `bleu_signature` names
     the tokenizer.
 
-    text_scores: further scores. "rouge" adds `rouge_1`, `rouge_2` and `rouge_l`, for
-    summaries in English, and needs the extra "rouge" of this package. "gleu" adds
-    `gleu`, for grammar correction. text_scores.py defines both.
+    text_scores: further scores. "rouge" adds `rouge_1`, `rouge_2`, `rouge_l` and
+    `rouge_lsum`, for summaries in English, and needs the extra "rouge" of this package.
+    "gleu" adds `gleu`, for grammar correction. text_scores.py defines both.
     """
 
     bleu_tokenizer: str = "13a"
