@@ -46,6 +46,7 @@ MAY_IMPORT = {
     "losses": {"models.kernels", "models.layers"},
     "metrics": set(),
     "spans": {"metrics"},
+    "text_scores": {"metrics"},
     "minimal_pairs": {"data"},
     "decoding": {"models.caches"},
     "training": {"data.batching", "data.progress"},
@@ -60,6 +61,7 @@ MAY_IMPORT = {
         "losses",
         "metrics",
         "spans",
+        "text_scores",
     },
     "interop": {"models", "data"},
     # mathematics of counts, which knows nothing of folders

@@ -25,7 +25,7 @@ from transformer_jax.data.batching import (
     padded_arrays,
     prefetch,
 )
-from transformer_jax.data.columns import ArrayRecords
+from transformer_jax.data.columns import ArrayRecords, WithSources
 from transformer_jax.data.ragged import Ragged
 
 
@@ -438,6 +438,17 @@ def test_the_hash_of_texts_and_objects_is_that_of_their_json(records, references
     )
     expected = hashlib.sha256(content.encode()).hexdigest()
     assert Batches(None, None, records, references).sha256() == expected
+
+
+def test_sources_beside_references_do_not_change_the_hash():
+    """So a run that adds a score keeps its validation data."""
+    records = ["ek", "up"]
+    references = [["one", "a"], ["two", "b"]]
+    beside = WithSources(references, records)
+    expected = Batches(None, None, records, references).sha256()
+    assert Batches(None, None, records, beside).sha256() == expected
+    others = WithSources([["one", "a"], ["two", "c"]], records)
+    assert Batches(None, None, records, others).sha256() != expected
 
 
 def test_the_hash_of_arrays_needs_no_records():

@@ -64,6 +64,14 @@ def test_file_holds_tokens_weights_and_entropies(tmp_path):
     np.testing.assert_allclose(found["entropy"], entropy(shown.weights), atol=1e-3)
 
 
+def test_there_is_no_entropy_of_weights_that_are_no_distribution(tmp_path):
+    shown = some_map()
+    shown = shown._replace(weights=shown.weights / 2)
+    write_report(tmp_path / "report.html", "t", [Sentence("s", [shown])])
+    page = (tmp_path / "report.html").read_text()
+    assert '"entropy": [[null, null, null], [null, null, null]]' in page
+
+
 def test_the_texts_are_shown_once_each(tmp_path):
     shown = some_map()._replace(
         texts={"source": EVIL, "target": "x", "input": "x", "empty": ""}

@@ -11,6 +11,7 @@ import pytest
 from helpers import modalities
 from helpers.runs import get_config
 from transformer_jax.config import ConfigError, make_task, parse
+from transformer_jax.tasks.chosen_scores import CHOSEN_BY
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
 
@@ -61,7 +62,7 @@ def test_scores_are_over_all_references(tmp_path):
     scores = task.score({}, predictions, references)
     assert scores["exact_match"] == 0.5
     assert scores["bleu_2"] == pytest.approx(100)
-    assert set(task.metrics) - {"loss", "perplexity"} <= set(scores)
+    assert set(task.metrics) - {"loss", "perplexity", *CHOSEN_BY} <= set(scores)
 
 
 def test_the_objective_has_the_unevenness_of_attention(tmp_path):

@@ -327,15 +327,24 @@ def test_the_report_shows_the_probabilities_of_ctc(corpus, workdir):
     task, params = made(corpus, "joint", workdir)
     evaluator = Evaluator(task, make_mesh(task.config.mesh))
     files = modalities.entries("frames", corpus)
-    (maps,) = evaluator.attention(params, files[:1])
+    source, target = task.config.columns.inputs[0], task.config.data.target_language
+    record = {source: files[0], target: "two one two"}
+    (maps,) = evaluator.attention(params, [record])
     by_name = {found.name: found for found in maps}
-    posteriors = by_name["CTC"]
-    assert posteriors.queries[:2] == ["0.00 s", "0.04 s"]
-    assert posteriors.keys[2] == "–"
-    np.testing.assert_allclose(posteriors.weights.sum(axis=-1), 1, rtol=1e-5)
+    by_label = by_name["probability by CTC"]
     across = by_name["cross-attention"]
-    assert across.keys == posteriors.queries
+    assert by_label.keys[:2] == ["0.00 s", "0.04 s"]
+    assert across.keys == by_label.keys
     assert across.weights.shape[3] == len(across.keys)
+    assert by_label.queries == ["two", "one", "two", "–"]
+    assert by_label.picture is not None
+
+    batches = task.batches_of(files[:1])
+    batch = batches.load(batches.plan.batch(0))
+    posteriors = np.exp(task._posteriors(params, batch))[0]  # (S', V)
+    (ids,) = task.corpus.tokenizers["target"].encode_batch(["two one two"])
+    expected = posteriors[: len(by_label.keys), [*ids[:3], task.blank]].T
+    np.testing.assert_allclose(by_label.weights[0, 0], expected, rtol=1e-5)
 
 
 @pytest.mark.slow

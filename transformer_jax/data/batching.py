@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from transformer_jax.data.columns import ArrayRecords
+from transformer_jax.data.columns import ArrayRecords, WithSources
 from transformer_jax.data.ragged import Grouped, Ragged, Shared, ranges
 from transformer_jax.errors import UserError
 
@@ -98,7 +98,8 @@ class Batches(NamedTuple):
         """Return the SHA-256 of the records and the references.
 
         It is that of their JSON. Records of arrays are hashed as bytes, see
-        `ArrayRecords`.
+        `ArrayRecords`. Sources beside the references do not count, since records have
+        them.
         """
         digest = hashlib.sha256(b"[")
         for block in _blocks(self.records):
@@ -115,6 +116,8 @@ def _blocks(values: Sequence[Any]) -> Iterator[bytes]:
     if isinstance(values, ArrayRecords):
         yield from values.blocks()
         return
+    if isinstance(values, WithSources):
+        values = values.references
     # a task may have other objects, e.g. of NumPy
     encoder = json.JSONEncoder(sort_keys=True, default=repr)
     yield b"["

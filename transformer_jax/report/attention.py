@@ -103,6 +103,17 @@ def _rectangle(
     return {"rows": picture.rows, "columns": picture.columns, "image": number}
 
 
+def _entropies(weights: np.ndarray) -> list[list[float | None]]:
+    """Return the entropy of each head for the file, None if the weights of a query do
+    not add up to 1.
+    """
+    sums = weights.sum(axis=-1)
+    if not np.isclose(sums, 1, atol=1e-2).all(where=sums > 0):
+        layers, heads = weights.shape[:2]
+        return [[None] * heads for _ in range(layers)]
+    return np.round(entropy(weights), 3).tolist()
+
+
 def write_report(
     path: epath.PathLike, title: str, sentences: Sequence[Sentence]
 ) -> int:
@@ -110,7 +121,8 @@ def write_report(
 
     The report shows each text above the weights of its tokens, and where keys have a
     picture, the weights of each query on it. Weights are rounded to
-    multiples of 1 / 255 and compressed; entropies are computed from the exact weights.
+    multiples of 1 / 255 and compressed; entropies are computed from the exact weights,
+    of maps in which the weights of a query add up to 1.
     Twenty sentences of 30 tokens with six layers of eight heads take about a megabyte.
 
     Raises ValueError if the weights do not match their tokens or are not finite, if
@@ -158,7 +170,7 @@ def write_report(
                         base64.b64encode(zlib.compress(stored.tobytes(), 9)).decode()
                     ),
                     "picture": _rectangle(picture, images),
-                    "entropy": np.round(entropy(weights), 3).tolist(),
+                    "entropy": _entropies(weights),
                 }
             )
         shown.append({"name": sentence.name, "maps": maps})

@@ -31,6 +31,11 @@ from transformer_jax.models.layers import Head
 from transformer_jax.models.recurrent import RecurrentSeq2Seq
 from transformer_jax.models.stack import unstack_layers
 from transformer_jax.models.transformer import Transformer, shift_right
+from transformer_jax.tasks.chosen_scores import (
+    CHOSEN_BY,
+    chosen_scores,
+    with_sources,
+)
 from transformer_jax.tasks.inputs import picture_of, shown_vectors
 from transformer_jax.tasks.pairs import reader_of, tokens_of
 from transformer_jax.tasks.sequence_to_sequence_config import (
@@ -111,10 +116,10 @@ class SequenceToSequence(Task):
         "bleu": Metric("bleu (greedy)", better="higher"),
         "bleu_tokenized": Metric("bleu_tokenized (greedy)", better="higher"),
         "exact_match": Metric("exact_match (greedy)", better="higher"),
-        # only with several references
+        # only with several references, or with evaluation.text_scores
         **{
             name: Metric(f"{name} (greedy)", better="higher")
-            for name in SEVERAL_REFERENCES
+            for name in (*SEVERAL_REFERENCES, *CHOSEN_BY)
         },
     }
     corpus: Corpus
@@ -429,7 +434,8 @@ class SequenceToSequence(Task):
             source=what,
         )
         if self.reads_text:
-            return batches
+            scores = self.config.evaluation.text_scores
+            return with_sources(batches, scores, self.config.data)
         return batches._replace(
             records=ArrayRecords(self.config.columns.names[0], source)
         )
@@ -486,7 +492,8 @@ class SequenceToSequence(Task):
         }
         if self.config.data.references > 1:
             scores |= metrics.caption_scores(lines, of_lines)
-        return scores
+        chosen = self.config.evaluation.text_scores
+        return scores | chosen_scores(chosen, lines, of_lines, references)
 
     def work(self, batch: Arrays) -> Work:
         """Return the work. Its tokens are those of the target."""

@@ -10,6 +10,7 @@ from transformer_jax.decoding import DecodingConfig
 from transformer_jax.models.convs2s_config import ConvS2SConfig
 from transformer_jax.models.recurrent_config import RecurrentConfig
 from transformer_jax.models.transformer import TransformerConfig
+from transformer_jax.tasks.chosen_scores import CHOSEN_BY, rules_of
 from transformer_jax.tasks.inputs import InputConfig
 from transformer_jax.tasks.text import TextTaskConfig
 from transformer_jax.tasks.word_tables import WordTable
@@ -55,7 +56,7 @@ class SequenceToSequenceTraining(TrainingConfig):
 
 @dataclasses.dataclass(frozen=True)
 class SequenceToSequenceEvaluation(EvaluationConfig):
-    """The engine's keys and the tokenizer of BLEU.
+    """The engine's keys, the tokenizer of BLEU, and further scores.
 
     bleu_tokenizer: the tokenizer of sacreBLEU for the metric `bleu`. "13a" splits at
     spaces and around ASCII punctuation, "intl" around all Unicode punctuation and
@@ -64,9 +65,14 @@ class SequenceToSequenceEvaluation(EvaluationConfig):
     Japanese and Korean into morphemes and need the extras "ja" and "ko" of this
     package. Scores by different tokenizers are not comparable; `bleu_signature` names
     the tokenizer.
+
+    text_scores: further scores. "rouge" adds `rouge_1`, `rouge_2`, `rouge_l` and
+    `rouge_lsum`, for summaries in English, and needs the extra "rouge" of this package.
+    "gleu" adds `gleu`, for grammar correction. text_scores.py defines both.
     """
 
     bleu_tokenizer: str = "13a"
+    text_scores: tuple[str, ...] = ()
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
@@ -88,6 +94,8 @@ class SequenceToSequenceEvaluation(EvaluationConfig):
                     "in the folder of transformer_jax, or set it to another, e.g. char"
                 ),
             )
+        for rule in rules_of(self.text_scores):
+            yield "text_scores", rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +167,7 @@ class SequenceToSequenceConfig(TextTaskConfig):
             )
         yield from self._problems_of_vectors()
         yield from self._problems_of_captions()
+        yield from self._problems_of_scores()
         if self.decoding.beam_size > model.target_vocab_size:
             yield (
                 "decoding.beam_size",
@@ -232,6 +241,27 @@ class SequenceToSequenceConfig(TextTaskConfig):
                 (
                     f"must be equal to model.embedding_dim = {model.embedding_dim} "
                     "with model.encoder = 'none', whose vectors are the embeddings"
+                ),
+            )
+
+    def _problems_of_scores(self) -> Iterator[tuple[str, str]]:
+        """Yield problems with the scores of `evaluation.text_scores`."""
+        scores = self.evaluation.text_scores
+        best = self.checkpoint.best_metric
+        if best in CHOSEN_BY and CHOSEN_BY[best] not in scores:
+            yield (
+                "checkpoint.best_metric",
+                (
+                    f"needs evaluation.text_scores = ({CHOSEN_BY[best]!r},): "
+                    "set it, or choose bleu or loss"
+                ),
+            )
+        if "gleu" in scores and self.input.modality != "tokens":
+            yield (
+                "evaluation.text_scores",
+                (
+                    "'gleu' needs a source that is text, "
+                    f"and input.modality = {self.input.modality!r}: leave it out"
                 ),
             )
 

@@ -257,7 +257,8 @@ class Transcription(Task):
 
     def attention(self, params: Params, batch: DeviceArrays) -> Attention:
         """Return attention weights while the decoder reads the target, or the task's
-        own output without one, and the probabilities of CTC at each position.
+        own output without one, and by CTC the probability of each label of this text,
+        and of the blank, at each position.
         """
         if "target" not in batch:
             outputs = self._transcribe(params, batch, greedy=False)
@@ -267,19 +268,20 @@ class Transcription(Task):
         if self.has_decoder:
             maps, axes = self.attention_task.attention(params["model"], batch)
         if self.has_ctc:
-            posteriors = jnp.exp(self._posteriors(params, batch))
-            rows, _, size = posteriors.shape
-            labels = jnp.broadcast_to(jnp.arange(size), (rows, size))
-            maps["CTC", "source", "label"] = posteriors[:, None, None]
+            labels = batch["target"]  # the last is the end, whose id is the blank's
+            posteriors = jnp.exp(self._posteriors(params, batch))  # (B, S', V)
+            of_labels = jnp.take_along_axis(posteriors, labels[:, None], axis=2)
+            by_label = of_labels.swapaxes(1, 2)  # (B, T, S')
+            maps["probability by CTC", "label", "source"] = by_label[:, None, None]
             axes["source"] = self.attention_task.source_axis(batch)
-            axes["label"] = Axis(labels, jnp.full(rows, size), self._shown_labels)
+            axes["label"] = Axis(labels, batch["target_length"], self._shown_labels)
         return maps, axes
 
     def _shown_labels(self, ids: np.ndarray) -> tuple[list[str], str]:
-        """Return the readable ids of CTC, "–" for the blank, and no text."""
-        labels, _ = self.streams["target"].shown(ids)
-        labels[self.blank] = "–"
-        return labels, ""
+        """Return readable labels, "–" for the blank, and the text."""
+        labels, text = self.streams["target"].shown(ids)
+        shown = zip(ids, labels, strict=True)
+        return ["–" if i == self.blank else label for i, label in shown], text
 
     # On the host.
 
