@@ -22,7 +22,7 @@ def of_width(d_k: int, is_scaled: bool, seed: int) -> Measurements:
     else:
         scores = dot_scores(q, k)[:, 0]
     p = jax.nn.softmax(scores)  # (queries, keys)
-    jacobian = p[:, :, None] * jnp.eye(KEYS) - p[:, :, None] * p[:, None]
+    jacobian = jax.vmap(jnp.diag)(p) - p[:, :, None] * p[:, None]
     norms = jnp.linalg.norm(jacobian, axis=(-2, -1))
     return {
         "variance": float(scores.var()),

@@ -21,6 +21,8 @@ QUICK = {
     "training.evaluate_every": 4,
     "checkpoint.every": 4,
     "optimizer.warmup_steps": 1,
+    "data.max_buckets": 1,
+    "decoding.beam_size": 1,
 }
 
 
@@ -40,6 +42,12 @@ def change(config: ConfigDict, keys: Mapping[str, Any]) -> None:
     Raises ConfigError, see `config.override`.
     """
     override(config, [f"--config.{key}={value}" for key, value in keys.items()])
+
+
+def has(config: ConfigDict, key: str) -> bool:
+    """Return True if a config has a key, e.g. "decoding.beam_size"."""
+    section, name = key.split(".")
+    return section in config and name in config[section]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +78,8 @@ class Trained:
         if setting.quick:
             with config.unlocked():
                 shrink(config)
-            change(config, {**QUICK, **self.quick})
+            known = {key: QUICK[key] for key in QUICK if has(config, key)}
+            change(config, {**known, **self.quick})
         workdir = setting.workdir / "run"
         try:
             experiment.run(config, workdir)
