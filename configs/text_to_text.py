@@ -58,7 +58,7 @@ SETTINGS = {
     "en-de": Settings(8, 1500, "bleu_tokenized", 1.5, 10),
     "sick": Settings(3, 500, "exact_match", 0.0, 10),
     "trec": Settings(2, 400, "exact_match", 0.0, 10),
-    "samsum": Settings(8, 1000, "loss", 0.0, 100),
+    "samsum": Settings(8, 1500, "loss", 0.0, 100),
     "jfleg": Settings(2, 300, "loss", 1.5, 10),
 }
 ALL = Settings(0, 3000, "loss", 0.5, 60)
