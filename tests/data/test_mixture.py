@@ -241,7 +241,8 @@ def test_lines_are_numbered_in_the_message():
 
 
 def test_faults_of_files_are_refused(folder):
-    with pytest.raises(DataError, match="rte"):
+    message = f"data.mixture names rte, but there is no folder {folder / 'rte'}: "
+    with pytest.raises(DataError, match=re.escape(message)):
         read(folder, names=("sick", "rte"))
     (folder / "trec" / "train.targets").write_text("who\n")
     with pytest.raises(DataError, match=r"number of lines, .*inputs has 3, .*has 1"):

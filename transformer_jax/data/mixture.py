@@ -143,9 +143,15 @@ def mixture_files(
         split = match[1]
         names = (match[2],)
     whole = epath.Path(directory).expanduser()
+    folders = [whole / name for name in names]
+    for name, folder in zip(names, folders, strict=True):
+        if not folder.is_dir():
+            raise DataError(
+                f"data.mixture names {name}, but there is no folder {folder}: "
+                "correct the name, or set data.directory to the folder above it"
+            )
     parts = [
-        _data_set(folder, split, columns, prefixes)
-        for folder in ([whole / name for name in names] or [whole])
+        _data_set(folder, split, columns, prefixes) for folder in folders or [whole]
     ]
     joined = {name: Joined([part.column(name) for part in parts]) for name in columns}
     return Source(joined, ", ".join(part.where for part in parts))
