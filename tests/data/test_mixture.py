@@ -17,6 +17,7 @@ from transformer_jax.data.mixture import (
     mixture_files,
     weights_of,
 )
+from transformer_jax.data.references import References
 
 # Weights.
 
@@ -219,6 +220,20 @@ def test_a_split_may_name_a_data_set_and_a_part(folder):
 def test_without_names_the_files_are_in_the_folder_itself(folder):
     source = read(folder / "sick", names=())
     assert list(source.column("inputs")) == TEXTS["sick"][0]
+
+
+def test_several_references_in_numbered_files(folder):
+    for number in range(2):
+        path = folder / "sick" / f"train.targets{number}"
+        path.write_text(f"yes {number}\nno {number}\nyes\n")
+    columns = ("inputs", "targets")
+    source = mixture_files(
+        folder / "sick", "train[1:]", columns, (), PREFIXES, references=2
+    )
+    assert list(source.column("inputs")) == TEXTS["sick"][0][1:]
+    references = source.column("targets")
+    assert isinstance(references, References)
+    assert list(references) == [["no 0", "no 1"], ["yes", "yes"]]
 
 
 def test_a_prefix_that_no_task_has_is_refused_with_its_line(folder):

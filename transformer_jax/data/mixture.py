@@ -24,6 +24,7 @@ from transformer_jax.data.batching import BatchPlan, Plan
 from transformer_jax.data.files import DataError
 from transformer_jax.data.languages import Joined
 from transformer_jax.data.progress import counted
+from transformer_jax.data.references import numbered_files
 from transformer_jax.data.sources import Source, bounds, file_name, parallel_files
 from transformer_jax.errors import UserError
 
@@ -118,6 +119,7 @@ def mixture_files(
     columns: Sequence[str],
     names: Sequence[str],
     prefixes: Sequence[str] = (),
+    references: int = 1,
 ) -> Source:
     """Read data sets one after another, see `parallel_files`.
 
@@ -128,6 +130,8 @@ def mixture_files(
         columns: names for source and target, which are also those of the files.
         names: the folders. If there are none, the files are in `directory` itself.
         prefixes: each line of the source begins with one of them. (): with anything.
+        references: number of targets of each line of the source. If it is above 1, see
+            `numbered_files`.
 
     Raises:
         DataError: a folder or file is missing or unreadable, or has no lines, the files
@@ -143,6 +147,8 @@ def mixture_files(
         split = match[1]
         names = (match[2],)
     whole = epath.Path(directory).expanduser()
+    if not names:
+        return _data_set(whole, split, columns, prefixes, references)
     folders = [whole / name for name in names]
     for name, folder in zip(names, folders, strict=True):
         if not folder.is_dir():
@@ -151,18 +157,25 @@ def mixture_files(
                 "correct the name, or set data.directory to the folder above it"
             )
     parts = [
-        _data_set(folder, split, columns, prefixes) for folder in folders or [whole]
+        _data_set(folder, split, columns, prefixes, references) for folder in folders
     ]
     joined = {name: Joined([part.column(name) for part in parts]) for name in columns}
     return Source(joined, ", ".join(part.where for part in parts))
 
 
 def _data_set(
-    folder: epath.Path, split: str, columns: Sequence[str], prefixes: Sequence[str]
+    folder: epath.Path,
+    split: str,
+    columns: Sequence[str],
+    prefixes: Sequence[str],
+    references: int,
 ) -> Source:
     """Read the pairs of one data set."""
     file = file_name(split)
-    pairs = parallel_files(folder, file, columns)
+    if references > 1:
+        pairs = numbered_files(folder, file, columns, references)
+    else:
+        pairs = parallel_files(folder, file, columns)
     source = columns[0]
     if prefixes:
         path = files.find(folder, f"{file}.{source}")

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from transformer_jax import fields
 from transformer_jax.data.files import DataError
@@ -147,7 +147,9 @@ class ParallelData(TextData):
 
     def _problems_beside(self, key: str) -> Iterator[tuple[str, str]]:
         """Yield problems of keys that must have their default beside `key`."""
-        needed = {"source": "files", "references": 1, "table": ""}
+        needed: dict[str, Any] = {"source": "files", "table": ""}
+        if key != "prefixes":
+            needed["references"] = 1
         if key == "directions":
             needed |= {"vocabulary": "", "mixture": (), "prefixes": ()}
         for name, value in needed.items():

@@ -39,7 +39,10 @@ def reader_of(config: SequenceToSequenceConfig) -> Reader:
         return functools.partial(directions_files, directions=data.directions)
     if data.mixture or data.prefixes:
         return functools.partial(
-            mixture_files, names=tuple(data.weights), prefixes=data.prefixes
+            mixture_files,
+            names=tuple(data.weights),
+            prefixes=data.prefixes,
+            references=data.references,
         )
     if data.references > 1:
         return functools.partial(numbered_files, count=data.references)
