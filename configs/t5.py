@@ -26,6 +26,7 @@ on pairs. The learning rate rises to 0.01 in the first 10,000 steps, where the p
 is 0.01 from the first step on. The decoder begins with the begin id of the tokenizer,
 where T5 has the id of padding; with the tokenizer of a Hugging Face folder, it is the
 latter. The vocabulary is learned from the training split, and has no sentinels.
+configs/text_to_text.py pre-trains `mini` on text, and mixes several data sets.
 """
 
 from ml_collections import ConfigDict

@@ -65,6 +65,13 @@ def write_corpus(
         write_questions(directory / f"{split}.json", lines)
 
 
+def put_before(prefix: str, directory: Path, column: str) -> None:
+    """Put a prefix before each line of a column, in all splits."""
+    for path in directory.glob(f"*.{column}"):
+        lines = path.read_text().splitlines()
+        path.write_text("".join(f"{prefix}{line}\n" for line in lines))
+
+
 def write_questions(path: Path, contexts: Sequence[str]) -> None:
     """Write a question about each context in the layout of SQuAD: its first word,
     answered by its last word.

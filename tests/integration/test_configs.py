@@ -13,11 +13,14 @@ import pytest
 import transformer_jax
 from helpers import ROOT, modalities
 from helpers.closed_forms import num_parameters
-from helpers.corpus import write_corpus
+from helpers.corpus import put_before, write_corpus
 from helpers.papers import GPT, TABLE_3
 from helpers.runs import get_config, other_than, rows, run, shrink
 from transformer_jax.config import ConfigError, parse
+from transformer_jax.data.corpora.text_to_text import TASKS
 from transformer_jax.data.languages import languages_of, mark_of
+from transformer_jax.data.mixture import weights_of
+from transformer_jax.models.t5 import dropout
 from transformer_jax.models.transformer import TransformerConfig
 from transformer_jax.tasks import task_class
 
@@ -41,6 +44,7 @@ ARGUMENTS = {
     "rnn": ["none,lstm,reversed"],
     "word_vectors": ["task=sick"],
     "t5": ["mini", "small"],
+    "text_to_text": ["pretrain", ""],
     "speech": ["model=ctc", "model=joint", "model=las,data=words"],
     "wmt14": ["big,norm=pre,en-fr"],
 }
@@ -92,6 +96,7 @@ SLOW = {
     ("speech", "model=joint"),
     ("speech", "model=las,data=words"),  # tests/tasks/test_transcription.py trains it
     ("t5", "small"),
+    ("text_to_text", "pretrain"),  # denoising has the same task
     ("wmt14", "big,norm=pre,en-fr"),
     ("word_vectors", "task=sick"),  # finetune-task=sick has the same parts
 }
@@ -113,13 +118,20 @@ def test_recipe_runs(name, arg, tmp_path: Path):
         data.get("target_language", "de"),
         *(language for pair in directions for language in languages_of(pair)),
     ]
-    write_corpus(corpus, languages=tuple(dict.fromkeys(named)))
+    languages = tuple(dict.fromkeys(named))
+    write_corpus(corpus, languages=languages)
     shutil.copy(corpus / "train.txt", corpus / "input.txt")
     modality = config.input.modality if "input" in config else "tokens"
     lines = ["ek", ""]
     if directions:
         _, target = languages_of(directions[0])
         lines[0] = f"{mark_of(target)} ek"
+    if data.get("mixture", ()):
+        data.prefixes = ("do ",)
+        lines[0] = "do ek"
+        for data_set in weights_of(data.mixture):
+            write_corpus(corpus / data_set, languages=languages)
+            put_before("do ", corpus / data_set, languages[0])
     if modality != "tokens":
         modalities.write(config, corpus)
         lines = modalities.entries(modality, corpus)
@@ -145,7 +157,8 @@ def test_recipe_runs(name, arg, tmp_path: Path):
 
 
 def translated(written, scores, predictions):
-    assert scores["examples"] in (7, 21, 28)  # in one, three or four directions
+    # in one, three or four directions, or of five data sets
+    assert scores["examples"] in (7, 21, 28, 35)
     assert {"loss", "bleu", "bleu_tokenized", "exact_match"} <= set(scores)
     assert all(isinstance(prediction, str) for prediction in predictions)
 
@@ -305,6 +318,26 @@ def test_a_pretrained_transformer_has_the_model_of_own_files(arg):
     rate = {"objective=span_corruption": 0.15, "objective=text_infilling": 0.3}[arg]
     assert config.denoising.rate == rate
     assert config.denoising.permute_sentences == (rate == 0.3)
+
+
+@pytest.mark.parametrize("tasks", ["all", *TASKS])
+def test_text_to_text_is_fine_tuned_from_its_own_pretraining(tasks):
+    """The model is T5's."""
+    pretrained = get_config("text_to_text", "pretrain")
+    tuned = get_config("text_to_text", f"tasks={tasks}")
+    theirs = get_config("t5", "mini")
+    for config in (pretrained, tuned, theirs):
+        config.data.directory = "none"
+        config.model.update(dropout(0.0))
+    theirs.model.max_length = tuned.model.max_length
+    assert parse(tuned).model == parse(pretrained).model == parse(theirs).model
+    assert tuned.data.tokenizer == pretrained.data.tokenizer
+    names = tuple(TASKS) if tasks == "all" else (tasks,)
+    assert tuple(parse(tuned).data.weights) == names
+    assert tuned.data.prefixes == tuple(TASKS[name].prefix for name in names)
+    assert tuned.checkpoint.best_metric in task_class(tuned.task).metrics
+    doc = (ROOT / "configs" / "text_to_text.py").read_text().split('"""')[1]
+    assert f"{num_parameters(parse(tuned).model):,}" in doc
 
 
 def parse_bert(size):

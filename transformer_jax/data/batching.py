@@ -293,6 +293,26 @@ class BatchPlan(Plan):
         plan._arrange(lengths, np.arange(len(lengths)), bucket, shapes, None, groups)
         return plan
 
+    def part(self, lengths: np.ndarray, is_chosen: np.ndarray) -> BatchPlan:
+        """Return a plan of some of the examples, with the shapes of this plan.
+
+        Args:
+            lengths: (n, k) as in the constructor.
+            is_chosen: (n,) True for these examples. This plan keeps at least one.
+        """
+        of_kept = is_chosen[self.kept]
+        plan = BatchPlan.__new__(BatchPlan)
+        plan._arrange(
+            lengths,
+            self.kept[of_kept],
+            self._bucket[of_kept],
+            self._shapes,
+            self._seed,
+            None,
+        )
+        plan.dropped = int(is_chosen.sum() - of_kept.sum())
+        return plan
+
     def _arrange(
         self,
         lengths: np.ndarray,
@@ -320,7 +340,7 @@ class BatchPlan(Plan):
         # NumPy sorts 16-bit integers in linear time
         self._bucket = bucket.astype(np.int16)
         rows = shapes[:, 0]
-        counts = np.bincount(bucket)
+        counts = np.bincount(bucket, minlength=len(rows))
         batches = -(-counts // rows)
         ends = np.cumsum(counts)
         bucket_of_batch = np.repeat(np.arange(len(shapes)), batches)

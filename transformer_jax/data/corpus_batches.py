@@ -11,11 +11,14 @@ import numpy as np
 from transformer_jax.data.batching import (
     Batches,
     BatchPlan,
+    Plan,
     entropy,
     ladder_lengths,
     padded_arrays,
 )
 from transformer_jax.data.corpus import Corpus
+from transformer_jax.data.languages import Joined
+from transformer_jax.data.mixture import Mixture
 from transformer_jax.data.progress import counted
 from transformer_jax.data.ragged import Grouped, Ragged, Shared
 from transformer_jax.data.references import References
@@ -229,11 +232,16 @@ def bucket_batches(
         rule.words if rule else "": barred.sum(),
     }
     _log_plan(plan, split, list(streams)[-1], reasons)
+    mixed: Plan = plan
+    if data.weights:
+        (first, *_) = columns.values()
+        assert isinstance(first, Joined)
+        mixed = Mixture.of(plan, lengths, first.sizes, data.weights, seed)
     baseline = None
     if predicted:
         baseline = functools.partial(entropy, streams[predicted].values)
     load = functools.partial(padded_arrays, streams, {**more_arrays, **groups})
-    return Batches(plan, load, baseline=baseline)
+    return Batches(mixed, load, baseline=baseline)
 
 
 def _log_plan(

@@ -90,8 +90,13 @@ class Joined(Column):
     def __init__(self, columns: Sequence[Column]):
         self._columns = columns
 
+    @property
+    def sizes(self) -> list[int]:
+        """The number of entries of each column."""
+        return [len(column) for column in self._columns]
+
     def __len__(self) -> int:
-        return sum(map(len, self._columns))
+        return sum(self.sizes)
 
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):

@@ -1,7 +1,7 @@
 """Config keys of every data set, whatever its examples are."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from transformer_jax import fields
 
@@ -31,6 +31,11 @@ class SplitData:
     max_buckets: int = fields.size(8, 1)
     # divides the rows of every batch; devices and microbatches must divide it
     rows_multiple: int = fields.size(8, 8)
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """The weight of each data set that training mixes; {}: there is only one."""
+        return {}
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""

@@ -20,6 +20,7 @@ from transformer_jax.data import sound
 from transformer_jax.data.files import DataError
 from transformer_jax.data.images import grid_of
 from transformer_jax.data.languages import encode_marked, groups_of
+from transformer_jax.data.mixture import check_prefixes
 from transformer_jax.data.photographs import read_photograph
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
@@ -125,6 +126,7 @@ class Tokens(Stream):
         load: function that returns the tokenizer, given by the corpus. None: there is
             no workdir, and special ids are those of tokenizers trained by this package.
         marks: tokens of which each text must begin with one, see `languages`.
+        prefixes: words of which each text must begin with one, see `mixture`.
         apart: the token is no part of the row. It says to which group the row belongs.
     """
 
@@ -137,6 +139,7 @@ class Tokens(Stream):
     limit_words: str = ""
     dtype: type = np.int32
     marks: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
     apart: bool = False
     entry = "line"
     unit = "tokens"
@@ -167,7 +170,7 @@ class Tokens(Stream):
 
         Raises:
             TokenizerError: the tokenizer has no id for what is requested.
-            DataError: a line does not begin with one of `marks`.
+            DataError: a line does not begin with one of `marks` or `prefixes`.
         """
         tokenizer = self.tokenizer
         added: dict[str, int | None] = {}
@@ -181,6 +184,8 @@ class Tokens(Stream):
                     f"{self.file} has no special id for the {name} of a line: "
                     "use a tokenizer that has one"
                 )
+        if self.prefixes:
+            check_prefixes(column, self.prefixes)
         if self.marks:
             kept = () if self.apart else self.marks
             return encode_marked(tokenizer, column, self.marks, kept, **added)

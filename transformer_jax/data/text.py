@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 from transformer_jax import fields
 from transformer_jax.data.files import DataError
 from transformer_jax.data.languages import languages_of, marks_of
+from transformer_jax.data.mixture import problems_of, weights_of
 from transformer_jax.data.progress import counted
 from transformer_jax.data.splits import SplitData
 from transformer_jax.data.tokenizer_training import KINDS
@@ -86,6 +87,13 @@ class ParallelData(TextData):
     # pairs of languages, e.g. ("en-de", "en-fr"), for one model that translates in all
     # of these directions, see `languages`; (): from source_language to target_language
     directions: tuple[str, ...] = ()
+    # data sets, each of which is a folder in `directory`, with their shares of the
+    # training batches up to a factor, e.g. ("en-de=4", "sick=1"), see `mixture`; ():
+    # the files are in `directory` itself
+    mixture: tuple[str, ...] = ()
+    # first words of the source, of which each line must begin with one, e.g.
+    # ("summarize: ",); (): each line may begin with anything
+    prefixes: tuple[str, ...] = ()
     joint_tokenizer: bool = True  # one tokenizer and vocabulary for both languages
     # largest length ratio of a training pair, longer over shorter side in tokens; 0: no
     # limit
@@ -98,12 +106,20 @@ class ParallelData(TextData):
         """The tokens of the languages of targets, if there are several directions."""
         return marks_of(self.directions)
 
+    @property
+    def weights(self) -> Mapping[str, float]:
+        return weights_of(self.mixture)
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
         yield from super().problems()
         if self.source_language == self.target_language:
             yield "target_language", "must differ from source_language"
         yield from self._problems_of_directions()
+        yield from problems_of(self.mixture, self.prefixes)
+        for name in ("directions", "mixture", "prefixes"):
+            if getattr(self, name):
+                yield from self._problems_beside(name)
         if self.references < 1:
             yield "references", "must be at least 1"
         if self.source != "files":
@@ -128,12 +144,17 @@ class ParallelData(TextData):
                 yield "directions", f"must hold pairs of languages: {error}"
         if len(set(self.directions)) < len(self.directions):
             yield "directions", "must name each direction once"
-        if not self.directions:
-            return
-        needed = {"source": "files", "references": 1, "table": "", "vocabulary": ""}
+
+    def _problems_beside(self, key: str) -> Iterator[tuple[str, str]]:
+        """Yield problems of keys that must have their default beside `key`."""
+        needed: dict[str, Any] = {"source": "files", "table": ""}
+        if key != "prefixes":
+            needed["references"] = 1
+        if key == "directions":
+            needed |= {"vocabulary": "", "mixture": (), "prefixes": ()}
         for name, value in needed.items():
             if getattr(self, name) != value:
-                yield name, f"must be {value!r} with data.directions"
+                yield name, f"must be {value!r} with data.{key}"
 
     def size_advice(self, pairs: int) -> str:
         """Return a warning if these settings are meant for another number of

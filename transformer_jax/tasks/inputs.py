@@ -160,8 +160,9 @@ class InputConfig:
             yield "data.source", f"must be 'files' {needs}"
         if data.references > 1 and not data.table:
             yield "data.table", f"must name a table {needs} and several references"
-        if data.directions:
-            yield "data.directions", f"must be () {needs}"
+        for name in ("directions", "mixture", "prefixes"):
+            if getattr(data, name):
+                yield f"data.{name}", f"must be () {needs}"
         if model.shares_tables:
             yield "model.tie_embeddings", f"must be 'decoder' or 'none' {needs}"
 

@@ -4,6 +4,7 @@ import functools
 
 from transformer_jax.data.corpus import Reader
 from transformer_jax.data.languages import directions_files
+from transformer_jax.data.mixture import mixture_files
 from transformer_jax.data.references import numbered_files, references_table
 from transformer_jax.data.streams import Tokens
 from transformer_jax.tasks.sequence_to_sequence_config import SequenceToSequenceConfig
@@ -19,6 +20,7 @@ def tokens_of(config: SequenceToSequenceConfig, side: str, column: str) -> Token
         getattr(config.model, key),
         f"model.{key}",
         marks=config.data.marks if side == "source" else (),
+        prefixes=config.data.prefixes if side == "source" else (),
         apart=config.data.apart,
     )
 
@@ -35,6 +37,13 @@ def reader_of(config: SequenceToSequenceConfig) -> Reader:
         )
     if data.directions:
         return functools.partial(directions_files, directions=data.directions)
+    if data.mixture or data.prefixes:
+        return functools.partial(
+            mixture_files,
+            names=tuple(data.weights),
+            prefixes=data.prefixes,
+            references=data.references,
+        )
     if data.references > 1:
         return functools.partial(numbered_files, count=data.references)
     return config.input.reader()
