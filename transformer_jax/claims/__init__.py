@@ -23,8 +23,8 @@ def find(name: str) -> Claim:
         UserError: there is no such claim, or the file does not define one.
     """
     if name in NAMES:
-        module = f"transformer_jax.claims.{name.replace('-', '_')}"
-        return _checked(importlib.import_module(module), name)
+        ours = f"transformer_jax.claims.{name.replace('-', '_')}"
+        return _checked(importlib.import_module(ours), name)
     if not name.endswith(".py"):
         raise UserError(
             f"there is no claim {name!r}: choose one of {', '.join(NAMES)}, "
