@@ -112,7 +112,7 @@ def test(name: str, claim: Claim) -> None:
     text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False)
     files.write(folder / "result.json", text.encode())
     draw_conditions(folder / "result.svg", results.by_measure(result))
-    print(results.table(result))
+    print(results.as_text(result))
 
 
 def started(

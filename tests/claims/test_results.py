@@ -5,7 +5,7 @@ import math
 import subprocess
 
 from transformer_jax.claims.claim import Claim, Computed, Expected
-from transformer_jax.claims.results import by_measure, commit, judge, table, to_json
+from transformer_jax.claims.results import as_text, by_measure, commit, judge, to_json
 from transformer_jax.claims.running import Measured
 
 CONDITIONS = {
@@ -43,7 +43,7 @@ def test_one_rule_that_fails_outweighs_an_undecided_one():
 
 
 def test_the_table_says_what_was_found():
-    text = table(result([5.0, 5.5], [1.0, 1.5], MORE))
+    text = as_text(result([5.0, 5.5], [1.0, 1.5], MORE))
     assert text.startswith("A exceeds B (nobody 2000)\n\nVerdict: **holds**\n")
     assert "| a | 2 | 5.25 ± 0.35 |" in text
     assert "| x: a − b ≥ 0 | 4 | 2.479 to 5.521 |" in text
@@ -51,14 +51,14 @@ def test_the_table_says_what_was_found():
 
 
 def test_the_table_says_what_would_decide():
-    assert "one seed has no interval, run at least two" in table(
+    assert "one seed has no interval, run at least two" in as_text(
         result([5.0], [1.0], MORE)
     )
-    undecided = table(result([5, 6, 7], [1, 9, 4], MORE))
+    undecided = as_text(result([5, 6, 7], [1, 9, 4], MORE))
     assert "undecided**; about 40 seeds would decide" in undecided
-    never = table(result([1.0, 2.0], [1.0, 2.0], MORE))
+    never = as_text(result([1.0, 2.0], [1.0, 2.0], MORE))
     assert "more than 1000 seeds would be needed" in never
-    infinite = table(result([1.0, math.inf], [1.0, 2.0], MORE))
+    infinite = as_text(result([1.0, math.inf], [1.0, 2.0], MORE))
     assert "a measurement is not finite" in infinite
 
 

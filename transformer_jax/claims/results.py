@@ -102,7 +102,7 @@ def by_measure(result: Result) -> dict[str, dict[str, list[float]]]:
     }
 
 
-def table(result: Result) -> str:
+def as_text(result: Result) -> str:
     """Return the result as text: Markdown tables of conditions and rules."""
     claim = result.claim
     names = list(by_measure(result))

@@ -10,7 +10,7 @@ from helpers.corpus import real_data
 from helpers.forked import script
 from transformer_jax import claims
 from transformer_jax.claims.claim import Setting
-from transformer_jax.claims.results import judge, table
+from transformer_jax.claims.results import as_text, judge
 from transformer_jax.claims.running import measure_all, settings_of
 from transformer_jax.claims.trained import Trained
 from transformer_jax.errors import UserError
@@ -30,7 +30,7 @@ def test_a_claim_can_be_tested(name, tmp_path):
     given = Setting(0, tmp_path, data, ROOT / "configs", quick=True)
     tasks = settings_of(claim, tmp_path / name, range(1), given)
     result = judge(claim, measure_all(claim, tasks, no_process, jobs=1))
-    assert claim.statement in table(result)
+    assert claim.statement in as_text(result)
     assert set(result.measured) == set(claim.conditions)
 
 
