@@ -92,4 +92,4 @@ def test_the_commit_of_a_repository(tmp_path):
 def test_values_by_measure():
     assert by_measure(result([5.0], [1.0], MORE)) == {"x": {"a": [5.0], "b": [1.0]}}
     extra = Expected("extra", "a", least=0)
-    assert by_measure(result([5.0], [1.0], extra)) == {"extra": {"a": [1.0]}}
+    assert by_measure(result([5.0], [1.0], extra)) == {"extra": {"a": [1.0], "b": []}}

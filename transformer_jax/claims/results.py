@@ -89,14 +89,13 @@ def _values(runs: Sequence[Measured], measure: str) -> list[float]:
 def by_measure(result: Result) -> dict[str, dict[str, list[float]]]:
     """Return {measurement: {condition: values}} for what the rules are about.
 
-    Conditions that lack a measurement are left out.
+    A condition without a measurement has no values.
     """
     names = dict.fromkeys(rule.measure for rule in result.claim.expected)
     return {
         name: {
-            condition: _values(runs, name)
+            condition: [run.values[name] for run in runs if name in run.values]
             for condition, runs in result.measured.items()
-            if all(name in run.values for run in runs)
         }
         for name in names
     }

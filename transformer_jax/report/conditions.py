@@ -15,7 +15,7 @@ def draw_conditions(path: epath.PathLike, measured: Values) -> None:
     """Draw a panel for each measurement: a row for each condition, a dot for each seed,
     and a line at the mean.
 
-    Values that are not finite are left out.
+    Values that are not finite are left out. All measurements have the same conditions.
     """
     figure, panels = new_figure(len(measured))
     for panel, (measure, conditions) in zip(panels, measured.items(), strict=True):
@@ -26,5 +26,6 @@ def draw_conditions(path: epath.PathLike, measured: Values) -> None:
                 mean = sum(finite) / len(finite)
                 panel.plot([mean, mean], [row - 0.3, row + 0.3], color="black")
         panel.set(xlabel=measure, ylim=(len(conditions) - 0.5, -0.5))
-        panel.set_yticks(range(len(conditions)), list(conditions))
+        names = list(conditions) if panel is panels[0] else [""] * len(conditions)
+        panel.set_yticks(range(len(conditions)), names)
     save(figure, panels, path)
