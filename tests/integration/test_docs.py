@@ -219,7 +219,7 @@ from transformer_jax.baselines import counted
 def run(main, argv=None, **options):
     overrides, others = command_line.split_overrides()
     command_line.parse_flags(others if argv is None else argv)
-    if argv is not None:  # of reproduce.py: the others are names of claims
+    if sys.argv[0].endswith("reproduce.py"):  # other words are names of claims
         for name in set(sys.argv) - set(argv):
             claims.find(name)
     recipe = flags.FLAGS.config if "config" in flags.FLAGS else None
