@@ -16,8 +16,8 @@ Cost: with features, 4,000 steps took 37 minutes on a core that other programs u
 well; with attention=transformer, the 2,400 steps to the best checkpoint took 22; with
 image=photographs, 3,000 steps took 95.
 Expected: BLEU-4 of 23.1 with features on the test images, 22.3 with
-attention=transformer (mean of three seeds), 11.5 with image=photographs and BLIND4 with
-blind (docs/results/captions.md). As far as we know, Xu et al. report 19.5 with other
+attention=transformer (mean of three seeds), 11.5 with image=photographs and 7.2 with
+blind and greedy search (docs/results/captions.md). As far as we know, Xu et al. report 19.5 with other
 features.
 Differs: The grid is 7×7 instead of 14×14, a learned linear map reads it, and it has
 learned positions for Transformers. The output is a maxout layer (Goodfellow et al.
