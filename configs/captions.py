@@ -17,8 +17,8 @@ well; with attention=transformer, the 2,400 steps to the best checkpoint took 22
 image=photographs, 3,000 steps took 95.
 Expected: BLEU-4 of 23.1 with features on the test images, 22.3 with
 attention=transformer (mean of three seeds), 11.5 with image=photographs and 7.2 with
-blind and greedy search (docs/results/captions.md). As far as we know, Xu et al. report 19.5 with other
-features.
+blind and greedy search (docs/results/captions.md). As far as we know, Xu et al. report
+19.5 with other features.
 Differs: The grid is 7×7 instead of 14×14, a learned linear map reads it, and it has
 learned positions for Transformers. The output is a maxout layer (Goodfellow et al.
 2013) instead of a sum of three linear maps. There is label smoothing, and no doubly

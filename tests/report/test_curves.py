@@ -136,7 +136,7 @@ def test_how_a_value_was_computed_stands_beside_it(run, tmp_path, monkeypatch):
         reason="no matplotlib: pip install -c constraints.txt -e '.[plots]'",
     )
     drawn = []
-    monkeypatch.setattr(curves, "_save", lambda figure, axes, path: drawn.extend(axes))
+    monkeypatch.setattr(curves, "save", lambda figure, axes, path: drawn.extend(axes))
     called = {
         ("train", "loss"): "loss (with label smoothing)",
         ("val", "bleu"): "bleu (greedy)",
