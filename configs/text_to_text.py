@@ -39,7 +39,7 @@ from transformer_jax.models.t5 import SIZES, dropout
 
 
 class Settings(NamedTuple):
-    """What differs between data sets.
+    """The settings that differ between data sets.
 
     weight: share of the batches in the mixture, up to a factor.
     metric: the score that selects a checkpoint.

@@ -12,7 +12,7 @@ Measurements = Mapping[str, float]  # name → value
 
 
 class Setting(NamedTuple):
-    """What one run of a condition is given.
+    """The input of one run of a condition.
 
     seed: from 0; runs with different seeds are independent.
     workdir: folder for the files of this run.
@@ -33,7 +33,7 @@ class Condition(Protocol):
 
     @property
     def design(self) -> Mapping[str, Any]:
-        """What defines the measurements, apart from the setting, as JSON."""
+        """The settings that define the measurements, apart from `Setting`, as JSON."""
 
     def __call__(self, setting: Setting) -> Measurements:
         """Run the condition once, and return what was measured."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from transformer_jax.claims import statistics
 from transformer_jax.claims.claim import Claim, Expected
-from transformer_jax.claims.running import Measured
+from transformer_jax.claims.running import Measured, json_number
 from transformer_jax.claims.statistics import FAILS, HOLDS, UNDECIDED, Difference
 
 # condition → what was measured, one entry for each seed
@@ -20,7 +20,7 @@ Measurements = Mapping[str, Sequence[Measured]]
 
 
 class Outcome(NamedTuple):
-    """What a rule found.
+    """The result of a rule.
 
     seeds_needed: how many seeds would decide it; None if it is decided, or unknown.
     """
@@ -169,10 +169,10 @@ def to_json(name: str, result: Result, recipes: Path) -> dict[str, Any]:
             {
                 "rule": outcome.rule.words,
                 **{
-                    key: _number(value)
+                    key: json_number(value)
                     for key, value in outcome.difference._asdict().items()
                 },
-                "guess": [_number(value) for value in outcome.rule.guess],
+                "guess": [json_number(value) for value in outcome.rule.guess],
                 "verdict": outcome.verdict,
                 "seeds_needed": outcome.seeds_needed,
             }
@@ -182,7 +182,7 @@ def to_json(name: str, result: Result, recipes: Path) -> dict[str, Any]:
             condition: {
                 "design": dict(result.claim.conditions[condition].design),
                 "runs": [
-                    {key: _number(value) for key, value in run.values.items()}
+                    {key: json_number(value) for key, value in run.values.items()}
                     for run in runs
                 ],
                 "seconds": [run.seconds for run in runs],
@@ -193,11 +193,6 @@ def to_json(name: str, result: Result, recipes: Path) -> dict[str, Any]:
         "versions": versions(),
         "processor": processor(),
     }
-
-
-def _number(value: float) -> float | str:
-    """Return a number as JSON can hold it: as a string if it is not finite."""
-    return value if math.isfinite(value) else str(value)
 
 
 def commit(folder: Path) -> str:

@@ -30,7 +30,7 @@ Start = Callable[[str, int, IO[bytes]], subprocess.Popen[bytes]]
 
 
 class Measured(NamedTuple):
-    """What one run of a condition measured, and how long it took."""
+    """The measurements of one run of a condition, and its duration."""
 
     values: dict[str, float]
     seconds: float
@@ -39,6 +39,11 @@ class Measured(NamedTuple):
 def folder_name(words: str) -> str:
     """Return a name for a folder: letters, digits, "." and "-" of `words`."""
     return re.sub(r"[^\w.-]+", "-", words).strip("-")
+
+
+def json_number(value: float) -> float | str:
+    """Return a number as JSON can hold it: as a string if it is not finite."""
+    return value if math.isfinite(value) else str(value)
 
 
 def measured(claim: Claim, condition: str, setting: Setting) -> Measured | None:
@@ -86,11 +91,7 @@ def measure(claim: Claim, condition: str, setting: Setting) -> Measured:
     seconds = round(time.monotonic() - start, 1)
     result = {
         "design": _design(claim, condition, setting),
-        # JSON has no infinite numbers
-        "values": {
-            name: value if math.isfinite(value) else str(value)
-            for name, value in values.items()
-        },
+        "values": {name: json_number(value) for name, value in values.items()},
         "seconds": seconds,
     }
     text = json.dumps(result, indent=1, allow_nan=False)

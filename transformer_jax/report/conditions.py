@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from etils import epath
 
@@ -18,14 +19,24 @@ def draw_conditions(path: epath.PathLike, measured: Values) -> None:
     Values that are not finite are left out. All measurements have the same conditions.
     """
     figure, panels = new_figure(len(measured))
-    for panel, (measure, conditions) in zip(panels, measured.items(), strict=True):
+    for panel, measure in zip(panels, measured, strict=True):
+        conditions = measured[measure]
         for row, values in enumerate(conditions.values()):
-            finite = [value for value in values if math.isfinite(value)]
-            panel.plot(finite, [row] * len(finite), "o", color="tab:blue", alpha=0.6)
-            if finite:
-                mean = sum(finite) / len(finite)
-                panel.plot([mean, mean], [row - 0.3, row + 0.3], color="black")
-        panel.set(xlabel=measure, ylim=(len(conditions) - 0.5, -0.5))
-        names = list(conditions) if panel is panels[0] else [""] * len(conditions)
-        panel.set_yticks(range(len(conditions)), names)
+            _draw_row(panel, row, values)
+        panel.set_xlabel(measure)
+        panel.set_ylim(len(conditions) - 0.5, -0.5)  # the first at the top
+        panel.set_yticks(range(len(conditions)), labels=[""] * len(conditions))
+    names = list(next(iter(measured.values())))
+    panels[0].set_yticks(range(len(names)), labels=names)
     save(figure, panels, path)
+
+
+def _draw_row(panel: Any, row: int, values: Sequence[float]) -> None:
+    """Draw the values of one condition."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return
+    heights = [row] * len(finite)
+    panel.plot(finite, heights, "o", color="tab:blue", alpha=0.6)
+    mean = sum(finite) / len(finite)
+    panel.plot([mean, mean], [row - 0.3, row + 0.3], color="black")
