@@ -91,6 +91,7 @@ def test(name: str, claim: Claim) -> None:
     given = Setting(
         seed=0,
         workdir=folder,
+        runs=Path(WORKDIR.value) / "runs",
         data=Path(DATA.value).absolute(),
         recipes=ROOT / "configs",
         quick=QUICK.value,

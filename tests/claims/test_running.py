@@ -45,7 +45,7 @@ def claim(calls):
 
 
 def tasks_of(claim, folder, seeds):
-    given = Setting(seed=0, workdir=folder, data=folder, recipes=folder)
+    given = Setting(0, folder, runs=folder, data=folder, recipes=folder)
     return settings_of(claim, folder, seeds, given)
 
 

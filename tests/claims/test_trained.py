@@ -1,16 +1,21 @@
 """Conditions that train a recipe."""
 
+import functools
 import json
 
 import pytest
 
+import transformer_jax
 from helpers import ROOT
 from helpers.corpus import write_corpus
 from helpers.runs import RECIPE
+from transformer_jax import experiment
+from transformer_jax.claims import trained as trained_module
 from transformer_jax.claims.claim import Setting
-from transformer_jax.claims.trained import Trained
-from transformer_jax.config import ConfigError
+from transformer_jax.claims.trained import Trained, scores_of
+from transformer_jax.config import ConfigError, load_recipe
 from transformer_jax.training.divergence import Diverged
+from transformer_jax.training.lock import InUse
 
 
 @pytest.fixture
@@ -21,13 +26,15 @@ def setting(tmp_path):
     return Setting(
         seed=3,
         workdir=tmp_path / "work",
+        runs=tmp_path / "runs",
         data=tmp_path / "data",
         recipes=tmp_path / "recipes",
     )
 
 
 def stored(setting):
-    return json.loads((setting.workdir / "run" / "config.json").read_text())
+    (path,) = setting.runs.glob("small-*/*/config.json")
+    return json.loads(path.read_text())
 
 
 def test_a_recipe_is_trained_with_the_keys_and_the_seed(setting):
@@ -82,3 +89,63 @@ def test_the_design_names_recipe_keys_and_score():
     assert design["score"].endswith("trained.validation_scores")
     assert json.loads(json.dumps(design)) == design
     assert (ROOT / "configs" / "dates.py").exists()
+
+
+def test_conditions_that_differ_in_their_score_share_a_training(setting):
+    trained = Trained("small.py", data="corpus")
+    workdir = trained.train(setting)
+    before = (workdir / "metrics.jsonl").read_bytes()
+    other = Trained("small.py", data="corpus", score=lambda *_: {"one": 1.0})
+    assert other.train(setting) == workdir
+    assert other(setting) == {"one": 1.0}
+    assert (workdir / "metrics.jsonl").read_bytes() == before
+    for condition in (
+        Trained("small.py", {"training.steps": 2}, data="corpus"),
+        Trained("small.py", data="corpus", start=trained),
+    ):
+        assert condition.train(setting) != workdir
+
+
+def test_a_training_starts_from_another_one(setting):
+    first = Trained("small.py", {"training.steps": 2}, data="corpus")
+    keys = {"training.steps": 2, "optimizer.learning_rate": 1e-30}
+    second = Trained("small.py", keys, data="corpus", start=first)
+    of_first = transformer_jax.load(first.train(setting))
+    of_second = transformer_jax.load(second.train(setting))
+    assert of_second.parameters_sha256 == of_first.parameters_sha256
+
+
+def test_a_training_of_another_process_is_waited_for(setting, monkeypatch):
+    runs = []
+
+    def busy_once(config, workdir):
+        runs.append(workdir)
+        if len(runs) == 1:
+            raise InUse("another process trains there")
+
+    monkeypatch.setattr(experiment, "run", busy_once)
+    monkeypatch.setattr(trained_module, "POLL", 0.0)
+    workdir = Trained("small.py", data="corpus").train(setting)
+    assert runs == [workdir, workdir]
+
+
+def test_a_config_and_data_of_functions(setting):
+    def written(given):
+        folder = given.runs / "data"
+        write_corpus(folder)
+        return folder
+
+    def recipe():
+        return load_recipe(str(setting.recipes / "small.py"))
+
+    condition = Trained(recipe, data=written)
+    config = condition.config(setting)
+    assert config.data.directory == str(setting.runs / "data")
+    assert condition.design["recipe"].endswith("recipe")
+    assert condition.design["data"].endswith("written")
+
+
+def test_the_design_names_the_arguments_of_a_score():
+    score = functools.partial(scores_of, split="val")
+    design = Trained("dates.py", score=score).design
+    assert design["score"].endswith("trained.scores_of(split='val')")

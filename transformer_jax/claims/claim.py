@@ -16,6 +16,7 @@ class Setting(NamedTuple):
 
     seed: from 0; runs with different seeds are independent.
     workdir: folder for the files of this run.
+    runs: folder of the trainings, which conditions share if they train the same.
     data: folder of the data sets, e.g. with the folder multi30k.
     recipes: folder of the recipes, e.g. configs.
     quick: the run is to take seconds, whatever it then measures.
@@ -23,6 +24,7 @@ class Setting(NamedTuple):
 
     seed: int
     workdir: Path
+    runs: Path
     data: Path
     recipes: Path
     quick: bool = False
