@@ -122,6 +122,7 @@ def test_a_training_of_another_process_is_waited_for(setting, monkeypatch):
         runs.append(workdir)
         if len(runs) == 1:
             raise InUse("another process trains there")
+        workdir.mkdir(parents=True)
 
     monkeypatch.setattr(experiment, "run", busy_once)
     monkeypatch.setattr(trained_module, "POLL", 0.0)
