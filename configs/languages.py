@@ -16,7 +16,8 @@ Arguments:
     encoder for all. The token selects the decoder, and is not read.
 `recurrent`: GRUs with additive attention (Bahdanau et al. 2015) instead of the
     Transformer.
-Every encoder and decoder has the same size, and every model the same number of steps.
+Every encoder and decoder has the same size, that of configs/multi30k.py:quick, and
+every model the same number of steps.
 Data: DIR holds train, val and test_2016_flickr of Multi30k, tokenized, with one file
 for each of en, de, fr and cs, e.g. train.cs; see configs/multi30k.py.
 Command: python scripts/train.py --config=configs/languages.py:directions=many \
@@ -66,20 +67,20 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.data.test_split = "test_2016_flickr"
     config.data.tokenizer = "bpe_metaspace"
     config.data.max_length = 128
-    config.data.batch_tokens = 4096
+    config.data.batch_tokens = 2048
     config.data.max_buckets = 4
 
     model = config.model
-    model.source_vocab_size = 12_000
-    model.target_vocab_size = 12_000
+    model.source_vocab_size = 8000
+    model.target_vocab_size = 8000
     model.max_length = 256
     if choice["recurrent"]:
         model.attention = "additive"
-        model.embedding_dim = 256
-        model.encoder_dim = 512
+        model.embedding_dim = 128
+        model.encoder_dim = 256
         model.bidirectional = True
-        model.d_model = 512
-        model.attention_dim = 256
+        model.d_model = 256
+        model.attention_dim = 128
         model.dropout_rate = 0.3
     else:
         model.num_encoder_layers, model.num_decoder_layers = 3, 2
@@ -94,9 +95,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
     config.optimizer.schedule = "cosine"
     config.optimizer.learning_rate = 2e-3 if not choice["recurrent"] else 1e-3
-    config.optimizer.warmup_steps = share(config, 20)
+    config.optimizer.warmup_steps = share(config, 28, of=3)
 
-    config.training.steps = 3000
+    config.training.steps = 2800
     config.training.evaluate_every = share(config, 4)
 
     config.checkpoint.every = share(config, 4)
