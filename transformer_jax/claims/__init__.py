@@ -18,6 +18,7 @@ NAMES = (
     "warmup",
     "additive",
     "positions",
+    "concatenated",
 )
 
 
