@@ -19,6 +19,7 @@ NAMES = (
     "additive",
     "positions",
     "concatenated",
+    "shared-maps",
 )
 
 
