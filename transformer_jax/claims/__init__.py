@@ -20,6 +20,7 @@ NAMES = (
     "positions",
     "concatenated",
     "shared-maps",
+    "parallel",
 )
 
 
