@@ -57,8 +57,9 @@ def with_change(change: Change) -> type[Task]:
 
 def linear_map(context: Any) -> str:
     """Return the name of the linear map that is called, or "": another call."""
-    is_call = context.method_name == "__call__"
-    return context.module.name if is_call and isinstance(context.module, Linear) else ""
+    if context.method_name != "__call__" or not isinstance(context.module, Linear):
+        return ""
+    return context.module.name or ""
 
 
 def unscaled(call: Any, args: tuple, kwargs: dict, context: Any) -> Any:

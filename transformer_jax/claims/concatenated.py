@@ -83,7 +83,7 @@ def algebra(seed: int, quick: bool) -> Measurements:
     ids = jax.random.randint(id_key, (8, length), 0, size)
     concatenated = Mapped(size, width, length, concatenates=True)
     params = nn.unbox(concatenated.init(init_key, ids))["params"]
-    x = Embedding(size, width).apply({"params": params["embedding"]}, ids)
+    x: Any = Embedding(size, width).apply({"params": params["embedding"]}, ids)
     p = jnp.asarray(sinusoidal_positions(length, width))[None]
     of_x, of_p = jnp.split(params["map"]["kernel"], 2)
 

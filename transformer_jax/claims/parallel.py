@@ -99,12 +99,12 @@ def of_layer(
     seconds = []
     chains = []
     for length in lengths:
-        layer = Layer(function)
+        layer: Any = Layer(function)
         x_key, init_key = jax.random.split(jax.random.key(seed))
         x = jax.random.normal(x_key, (1, length, WIDTH))
         params = nn.unbox(layer.init(init_key, x))
 
-        def loss(params: Any, x: jax.Array, layer: Layer = layer) -> jax.Array:
+        def loss(params: Any, x: jax.Array, layer: Any = layer) -> jax.Array:
             return (layer.apply(params, x) ** 2).sum()
 
         gradient = jax.grad(loss, argnums=(0, 1))
