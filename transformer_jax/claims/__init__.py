@@ -13,7 +13,15 @@ from transformer_jax.claims.claim import Claim
 from transformer_jax.errors import UserError
 
 # in the order in which they are listed
-NAMES = ("scaling", "warmup", "norms", "activations")
+NAMES = (
+    "scaling",
+    "warmup",
+    "norms",
+    "activations",
+    "addition",
+    "induction",
+    "grokking",
+)
 
 
 def find(name: str) -> Claim:
