@@ -4,7 +4,7 @@ Pairs of numbers with 3 or 5 digits each, e.g. 123+456, of which the target is t
 as it is written, 579, or from its last digit on, 975. A digit of the reversed sum
 depends on two digits and a carry; the first digit of a sum depends on all digits. There
 are 10,000 training pairs of 3 digits and 50,000 of 5; 1,000 further pairs validate. A
-Transformer of 2 + 2 layers, 128 wide, sees 2,500 batches of 128 pairs of characters.
+Transformer of 2 + 2 layers, 128 wide, sees 4,000 batches of 64 pairs, as characters.
 
 Differs: The paper trains a decoder of 10.6 million parameters (NanoGPT), for longer,
 and on the numbers as well as the sums. Here, an encoder reads the numbers.
@@ -23,7 +23,7 @@ from transformer_jax.config import defaults
 
 TRAINING = {3: 10_000, 5: 50_000}  # digits → pairs
 VALIDATION = 1000
-ROWS = 128  # of a batch
+ROWS = 64  # of a batch
 
 
 def sums(digits: int, count: int) -> list[tuple[str, str, str]]:
@@ -79,10 +79,10 @@ def addition() -> ConfigDict:
     config.optimizer.learning_rate = 1e-3
     config.optimizer.warmup_steps = 100
 
-    config.training.steps = 2500
+    config.training.steps = 4000
     config.training.label_smoothing = 0.0
-    config.training.evaluate_every = 500
-    config.checkpoint.every = 2500
+    config.training.evaluate_every = 800
+    config.checkpoint.every = 4000
     config.checkpoint.keep_best = 0
     config.evaluation.batch_size = 500
 

@@ -2,7 +2,7 @@
 
 Addition modulo 97: the text "a b =" has one of 97 labels. A random 40 % of the 9,409
 pairs are the training split, and 2,000 of the others validate. A causal Transformer of
-one layer (pre-LN, 128 wide, 4 heads, d_ff 512, ReLU) is trained for 12,000 steps of 512
+one layer (pre-LN, 128 wide, 4 heads, d_ff 512, ReLU) is trained for 15,000 steps of 512
 pairs with AdamW, at a learning rate of 0.001 after 10 steps.
 
 Accuracy in training is that of a batch, every 20 steps, and in validation every 100
@@ -30,7 +30,7 @@ P = 97
 TRAINING = 3763  # pairs, 40 %
 VALIDATION = 2000
 ROWS = 512  # of a batch
-STEPS = 12_000
+STEPS = 15_000
 FITTED, GENERAL = 0.99, 0.95  # accuracies
 
 
@@ -114,7 +114,7 @@ def grokking() -> ConfigDict:
     config.training.steps = STEPS
     config.training.log_every = 20
     config.training.evaluate_every = 100
-    config.checkpoint.every = 2000
+    config.checkpoint.every = 5000
     config.checkpoint.keep_latest = 2
     config.checkpoint.keep_best = 0
     config.evaluation.batch_size = 500
@@ -154,5 +154,5 @@ CLAIM = Claim(
             guess=(0.4, 1.0),
         ),
     ),
-    cost="fifteen minutes on a core",
+    cost="ten minutes on a core",
 )
