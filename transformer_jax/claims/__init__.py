@@ -21,6 +21,11 @@ NAMES = (
     "concatenated",
     "shared-maps",
     "parallel",
+    "norms",
+    "activations",
+    "addition",
+    "induction",
+    "grokking",
 )
 
 
