@@ -76,7 +76,17 @@ MAY_IMPORT = {
     "experiment": {"config", "workdir", "transfer", "training"},
     "report": {"training"},
     "predictor": {"config", "workdir", "training"},
-    "claims": {"config", "experiment", "predictor", "models", "training"},
+    "claims": {
+        "config",
+        "transfer",
+        "experiment",
+        "predictor",
+        "minimal_pairs",
+        "models",
+        "data",
+        "tasks",
+        "training",
+    },
     "conversion": {
         "config",
         "workdir",
