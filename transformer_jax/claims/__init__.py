@@ -17,6 +17,7 @@ NAMES = (
     "scaling",
     "warmup",
     "masking",
+    "next-sentence",
 )
 
 
