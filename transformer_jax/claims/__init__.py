@@ -18,6 +18,7 @@ NAMES = (
     "warmup",
     "masking",
     "next-sentence",
+    "features",
 )
 
 
