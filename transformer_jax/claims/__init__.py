@@ -19,6 +19,7 @@ NAMES = (
     "masking",
     "next-sentence",
     "features",
+    "auxiliary",
 )
 
 
