@@ -20,6 +20,7 @@ NAMES = (
     "next-sentence",
     "features",
     "auxiliary",
+    "layers",
 )
 
 
