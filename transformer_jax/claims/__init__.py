@@ -21,6 +21,7 @@ NAMES = (
     "features",
     "auxiliary",
     "layers",
+    "noise",
 )
 
 
