@@ -21,6 +21,7 @@ CONFIG = BertConfig(
     head_dim=3,
     value_dim=3,
     max_length=5,
+    norm="pre",
 )
 
 

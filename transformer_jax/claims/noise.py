@@ -96,6 +96,7 @@ CHARACTERS = {
     "model.num_heads": 4,
     "model.head_dim": 32,
     "model.value_dim": 32,
+    "model.dtype": "bfloat16",
     "training.steps": 2000,
 }
 
