@@ -79,12 +79,14 @@ MAY_IMPORT = {
     # ablations have tasks of their own
     "claims": {
         "config",
+        "transfer",
         "experiment",
         "predictor",
+        "minimal_pairs",
         "models",
-        "training",
-        "tasks",
         "data",
+        "tasks",
+        "training",
     },
     "conversion": {
         "config",

