@@ -76,7 +76,7 @@ MAY_IMPORT = {
     "experiment": {"config", "workdir", "transfer", "training"},
     "report": {"training"},
     "predictor": {"config", "workdir", "training"},
-    "claims": {"config", "experiment", "predictor", "models", "training"},
+    "claims": {"config", "experiment", "predictor", "models", "training", "data"},
     "conversion": {
         "config",
         "workdir",

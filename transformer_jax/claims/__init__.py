@@ -13,7 +13,7 @@ from transformer_jax.claims.claim import Claim
 from transformer_jax.errors import UserError
 
 # in the order in which they are listed
-NAMES = ("scaling", "warmup")
+NAMES = ("scaling", "warmup", "composition")
 
 
 def find(name: str) -> Claim:
