@@ -20,8 +20,8 @@ For another split, change both: the recipe reads runs/data/scan-SPLIT.
 Score: python scripts/evaluate.py --workdir=runs/scan --split=generalization; papers
 report `exact_match`. Validation data is like the training data, so it does not tell
 which checkpoint composes: the last one counts.
-Cost: about an hour and a half on one CPU core for the Transformer, half of that for the
-recurrent model (estimated).
+Cost: about an hour and a half on one CPU core for the Transformer, half an hour for the
+recurrent model (estimated from a few steps).
 Expected: Csordás et al. report 100 % for cut26 with relative positions, and next to
 nothing with absolute ones. Lake and Baroni report at most 99.8 % for simple, 20.8 % for
 length and 1.2 % for jump. Not run here.
