@@ -16,7 +16,7 @@ import pytest
 
 import transformer_jax
 from helpers import ROOT
-from transformer_jax import claims
+from transformer_jax import claims, records
 from transformer_jax.config import _alternatives, sections
 from transformer_jax.data.splits import SplitData
 from transformer_jax.decoding.options import SamplingConfig
@@ -86,6 +86,14 @@ MAY_IMPORT = {
         "models",
         "data",
         "tasks",
+        "training",
+    },
+    "records": {
+        "claims",
+        "config",
+        "experiment",
+        "predictor",
+        "data.progress",
         "training",
     },
     "conversion": {
@@ -361,6 +369,10 @@ TEST_FILES = sorted(TESTS.rglob("test_*.py"))
 MODULES = sorted(path for path in FILES if path.name != "__init__.py")
 # tests/integration/test_claims.py runs all of them
 CLAIMS = {PACKAGE / "claims" / f"{name.replace('-', '_')}.py" for name in claims.NAMES}
+# tests/integration/test_records.py runs all of them
+RECORDS = {
+    PACKAGE / "records" / f"{records.file_of(name)}.py" for name in records.NAMES
+}
 # Modules without a test file of their name → the file that tests them, and a function
 # or class that it calls: one of the module, or of a module that imports it.
 TESTED_IN = {
@@ -410,7 +422,7 @@ def called(path: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in MODULES if path not in CLAIMS],
+    [path for path in MODULES if path not in CLAIMS | RECORDS],
     ids=lambda path: str(path.relative_to(PACKAGE)),
 )
 def test_every_module_has_a_test_file_of_its_name_or_is_listed(path):

@@ -9,7 +9,7 @@ import pytest
 from helpers import ROOT
 from helpers.corpus import real_data
 from helpers.forked import script
-from transformer_jax import claims
+from transformer_jax import claims, records
 from transformer_jax.claims.claim import Setting
 from transformer_jax.claims.results import as_text, judge
 from transformer_jax.claims.running import measure, measure_all, settings_of
@@ -150,7 +150,8 @@ def test_the_list_and_the_size_of_the_paper():
     listed = script("reproduce", "--list")
     assert listed.returncode == 0, listed.stderr.decode()
     lines = listed.stdout.decode().splitlines()
-    assert [line.split(":")[0] for line in lines] == list(claims.NAMES)
+    names = [line.split(": ")[0] for line in lines]
+    assert names == [*claims.NAMES, *(f"record:{name}" for name in records.NAMES)]
     paper = script("reproduce", "--all", "--scale=paper")
     assert b"python scripts/train.py --config=configs/wmt14.py:base" in paper.stdout
 

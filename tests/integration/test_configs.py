@@ -91,6 +91,7 @@ SLOW = {
     ("multi30k", "en-de,quick,positions=rotary,wordpiece"),
     ("multi30k", "de-en,size=small,relative"),
     ("own_files", ""),
+    ("scan", ""),  # tests/integration/test_records.py trains it
     ("scenes", ""),  # captions:photographs has the same parts
     ("rnn", "none,lstm,reversed"),  # tests/models/test_recurrent.py has its equations
     ("speech", "model=joint"),

@@ -213,15 +213,18 @@ def test_long_pages_run_as_they_are(name, tmp_path):
 PARSE = """
 import runpy, sys
 from absl import flags
-from transformer_jax import claims, command_line, config, tasks
+from transformer_jax import claims, command_line, config, records, tasks
 from transformer_jax.baselines import counted
 
 def run(main, argv=None, **options):
     overrides, others = command_line.split_overrides()
     command_line.parse_flags(others if argv is None else argv)
-    if sys.argv[0].endswith("reproduce.py"):  # other words are names of claims
+    if sys.argv[0].endswith("reproduce.py"):  # other words are names
         for name in set(sys.argv) - set(argv):
-            claims.find(name)
+            if name.startswith("record:"):
+                records.find(name.removeprefix("record:"))
+            elif not name.startswith("--config"):
+                claims.find(name)
     recipe = flags.FLAGS.config if "config" in flags.FLAGS else None
     if recipe is not None and recipe.task == counted.TASK:
         counted.NgramRun(recipe, "run")

@@ -32,6 +32,7 @@ NAMES = (
     "auxiliary",
     "layers",
     "noise",
+    "composition",
 )
 
 
