@@ -76,7 +76,15 @@ MAY_IMPORT = {
     "experiment": {"config", "workdir", "transfer", "training"},
     "report": {"training"},
     "predictor": {"config", "workdir", "training"},
-    "claims": {"config", "experiment", "predictor", "models", "training"},
+    "claims": {
+        "config",
+        "data",
+        "experiment",
+        "models",
+        "predictor",
+        "tasks",
+        "training",
+    },
     "conversion": {
         "config",
         "workdir",

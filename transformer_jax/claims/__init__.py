@@ -13,7 +13,21 @@ from transformer_jax.claims.claim import Claim
 from transformer_jax.errors import UserError
 
 # in the order in which they are listed
-NAMES = ("scaling", "warmup")
+NAMES = (
+    "scaling",
+    "warmup",
+    "heads",
+    "key-width",
+    "size",
+    "dropout",
+    "smoothing",
+    "averaging",
+    "beam",
+    "length",
+    "reversal",
+    "dot-at-small-size",
+    "collapse",
+)
 
 
 def find(name: str) -> Claim:
