@@ -34,7 +34,7 @@ def layer_outputs(model: Transformer, source: Array, valid: Array) -> Array:
 
     Pass it to `model.apply` as the method.
     """
-    x, valid = model.source(source, valid)
+    x, _ = model.source(source, valid)
     return model.encoder.outputs(x, padding(valid))
 
 
@@ -65,7 +65,8 @@ def shorter(model: Transformer, stack: str) -> Transformer:
 
 def layers_matter(predictor: Predictor, setting: Setting) -> Measurements:
     """Return the mean cosine, the loss, and the loss that a dropped layer adds."""
-    model = predictor.task.model
+    task: Any = predictor.task
+    model = task.model
     params = predictor.params
     begin = measuring.begin_id(predictor)
     batches = list(
@@ -116,8 +117,8 @@ def measured(norm: str) -> Trained:
 POST, PRE = "post-LN, warm-up", "pre-LN, warm-up"
 
 CLAIM = Claim(
-    statement="Layers of pre-LN Transformers are more alike than those of post-LN ones, "
-    "and each matters less",
+    statement="Layers are more alike in pre-LN Transformers than in post-LN ones, and "
+    "each matters less",
     source="Liu et al. 2020, Sections 4.1 and 4.2",
     conditions={POST: measured("post"), PRE: measured("pre")},
     # Liu et al.: post-LN rescales the residual stream at each norm, so that each layer

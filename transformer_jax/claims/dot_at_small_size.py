@@ -85,17 +85,19 @@ KEYS: dict[str, Any] = {
     "training.evaluate_every": STEPS,
     "optimizer.schedule": "cosine",
     "optimizer.learning_rate": 1e-3,
-    "optimizer.warmup_steps": 9,
+    "optimizer.warmup_steps": 100,
     "optimizer.b2": 0.999,
     "optimizer.epsilon": 1e-8,
     "optimizer.clip_norm": 1.0,
     "checkpoint.every": STEPS,
     "checkpoint.keep_best": 0,
     "decoding.beam_size": 1,
+    "decoding.max_ratio": 1.5,
+    "decoding.max_extra": 10,
 }
 
 
-def recipe() -> ConfigDict:
+def small_recurrent() -> ConfigDict:
     """Return configs/rnn.py:small with smaller sizes and the key `model.reader`."""
     config = defaults(f"{__name__}:AnyDecoder")
     change(config, KEYS)
@@ -105,7 +107,7 @@ def recipe() -> ConfigDict:
 def condition(score: str, reader: str, **keys: Any) -> Trained:
     model = {"attention": score, "reader": reader, **keys}
     return Trained(
-        recipe,
+        small_recurrent,
         {f"model.{key}": value for key, value in model.items()},
         data="multi30k/tok",
         quick=QUICK,
