@@ -42,7 +42,8 @@ def mean_cosine(outputs: Array, valid: Array) -> Array:
     """Return the mean cosine between the outputs (B, L, T, D) of adjacent layers.
 
     The last layer is left out, because a pre-LN stack applies its final norm to it.
-    `valid` (B, T) is False at positions that do not count.
+    With two layers, as in quick runs, there is no pair, and the result is NaN. `valid`
+    (B, T) is False at positions that do not count.
     """
     unit = outputs / jnp.linalg.norm(outputs, axis=-1, keepdims=True)
     cosines = (unit[:, :-2] * unit[:, 1:-1]).sum(axis=-1).mean(axis=1)
@@ -93,6 +94,8 @@ def layers_matter(predictor: Predictor, setting: Setting) -> Measurements:
         outputs = model.apply({"params": params}, *arguments, method=layer_outputs)
         return mean_cosine(outputs, is_token)
 
+    cosines = [float(cosine(params, batch)) for batch in batches]
+    tokens = [int(batch["source_length"].sum()) for batch in batches]
     whole = mean_loss(model)(params)
     dropped = []
     for stack in STACKS:
@@ -100,7 +103,7 @@ def layers_matter(predictor: Predictor, setting: Setting) -> Measurements:
         for layer in range(getattr(model.config, f"num_{stack}_layers")):
             dropped.append(loss(without_layer(params, stack, layer)))
     return {
-        "cosine": float(np.mean([cosine(params, batch) for batch in batches])),
+        "cosine": float(np.average(cosines, weights=tokens)),
         "loss": whole,
         "loss of a layer": float(np.mean(dropped)) - whole,
     }
