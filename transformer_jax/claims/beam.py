@@ -21,7 +21,7 @@ def bleu_and_length(predictor: Predictor, setting: Setting) -> Measurements:
     split = f"val[:{20 if setting.quick else SENTENCES}]"
     task: Any = predictor.task
     batches = task.batches(split, None)
-    written = predictor.predict(batches.records)
+    written: Any = predictor.predict(batches.records)
     scores = task.score({}, [{"text": text} for text in written], batches.references)
     return {
         "bleu_tokenized": float(scores["bleu_tokenized"]),
