@@ -17,6 +17,7 @@ def claim(*rules):
         ((), "'A is one' has no rule"),
         ((Expected("x", "b", least=0),), "names 'b': choose from the conditions a"),
         ((Expected("x", "a", minus="c", least=0),), "names 'c'"),
+        ((Expected("x", "a", least=0, paired=True),), "has one condition"),
         ((Expected("x", "a"),), "cannot fail: set `least` or `most`"),
         ((Expected("x", "a", least=2, most=1),), "cannot be met"),
     ],

@@ -42,6 +42,14 @@ def test_one_rule_that_fails_outweighs_an_undecided_one():
     assert found.verdict == "does not hold here"
 
 
+def test_a_paired_rule_compares_seed_by_seed():
+    """The seeds differ by far more than the conditions."""
+    measured = [1.0, 5.0, 9.0], [0.9, 4.88, 8.9]
+    assert result(*measured, MORE).verdict == "undecided"
+    paired = Expected("x", "a", minus="b", least=0, paired=True)
+    assert result(*measured, paired).verdict == "holds"
+
+
 def test_the_table_says_what_was_found():
     text = as_text(result([5.0, 5.5], [1.0, 1.5], MORE))
     assert text.startswith("A exceeds B (nobody 2000)\n\nVerdict: **holds**\n")

@@ -1,5 +1,6 @@
 """Conditions that train a recipe."""
 
+import dataclasses
 import functools
 import json
 
@@ -104,6 +105,19 @@ def test_conditions_that_differ_in_their_score_share_a_training(setting):
         Trained("small.py", data="corpus", start=trained),
     ):
         assert condition.train(setting) != workdir
+
+
+def test_overrides_act_on_the_score_and_not_on_the_training(setting):
+    def beams(predictor, given):
+        return {"beams": float(predictor.config.decoding.beam_size)}
+
+    keys = {"training.steps": 2}
+    first = Trained("small.py", keys, data="corpus", score=beams)
+    wide = dataclasses.replace(first, overrides={"decoding.beam_size": 3})
+    assert wide(setting) == {"beams": 3.0}
+    assert first(setting) != wide(setting)
+    assert first.train(setting) == wide.train(setting)
+    assert wide.design == {**first.design, "overrides": {"decoding.beam_size": "3"}}
 
 
 def test_a_training_starts_from_another_one(setting):

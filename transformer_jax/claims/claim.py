@@ -67,6 +67,8 @@ class Expected:
     condition: name of a condition.
     minus: name of another condition, or "": nothing is subtracted.
     guess: where we expect the difference. It does not decide.
+    paired: the difference is taken seed by seed. For conditions that score the same
+        training in two ways: what its seed adds to both cancels.
     """
 
     measure: str
@@ -75,6 +77,7 @@ class Expected:
     least: float = -math.inf
     most: float = math.inf
     guess: tuple[float, float] = (-math.inf, math.inf)
+    paired: bool = False
 
     @property
     def words(self) -> str:
@@ -123,6 +126,11 @@ class Claim:
                         f"the rule {rule.words!r} names {name!r}: "
                         f"choose from the conditions {', '.join(self.conditions)}"
                     )
+            if rule.paired and not rule.minus:
+                raise UserError(
+                    f"the rule {rule.words!r} is paired and has one condition: "
+                    "set `minus`, or paired to False"
+                )
             if not rule.least <= rule.most:
                 raise UserError(
                     f"the rule {rule.words!r} cannot be met: "

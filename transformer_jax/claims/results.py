@@ -74,6 +74,9 @@ def judge(claim: Claim, measured: Measurements) -> Result:
 def _outcome(rule: Expected, measured: Measurements) -> Outcome:
     first = _values(measured[rule.condition], rule.measure)
     second = _values(measured[rule.minus], rule.measure) if rule.minus else []
+    if rule.paired:
+        first = [a - b for a, b in zip(first, second, strict=True)]
+        second = []
     found = statistics.difference(first, second)
     verdict = statistics.verdict(found, rule.least, rule.most)
     needed = None

@@ -75,6 +75,8 @@ class Trained:
         function that writes data and returns their folder; "": the recipe makes its
         data.
     score: what is measured of the trained model, by default `validation_scores`.
+    overrides: keys that have other values when the model is scored, e.g.
+        {"decoding.beam_size": 50}: those that `transformer_jax.load` may change.
     start: what is trained before, to start from its parameters.
     diverged: what is measured if training diverges. Without it, that is an error.
     quick: further keys of a quick run, e.g. {"data.train_split": "train[:100]"}.
@@ -87,6 +89,7 @@ class Trained:
     keys: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     data: str | Callable[[Setting], Path] = ""
     score: Score = validation_scores
+    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     start: "Trained | None" = None
     diverged: Measurements | None = None
     quick: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -99,7 +102,7 @@ class Trained:
                 raise
             return self.diverged
         task = self.config(setting).task
-        return self.score(Predictor.load(workdir, {}, task=task), setting)
+        return self.score(Predictor.load(workdir, self.overrides, task=task), setting)
 
     def train(self, setting: Setting) -> Path:
         """Train, or finish an earlier run of the same training, and return its folder.
@@ -157,14 +160,22 @@ class Trained:
             "recipe": self.recipe
             if isinstance(self.recipe, str)
             else name_of(self.recipe),
-            "keys": {key: str(value) for key, value in self.keys.items()},
+            "keys": texts_of(self.keys),
             "data": self.data if isinstance(self.data, str) else name_of(self.data),
             "start": self.start.training if self.start is not None else None,
         }
 
     @property
     def design(self) -> Mapping[str, Any]:
-        return {**self.training, "score": name_of(self.score)}
+        design = {**self.training, "score": name_of(self.score)}
+        if self.overrides:
+            design["overrides"] = texts_of(self.overrides)
+        return design
+
+
+def texts_of(keys: Mapping[str, Any]) -> dict[str, str]:
+    """Return keys with their values as text."""
+    return {key: str(value) for key, value in keys.items()}
 
 
 def name_of(function: str | Callable[..., Any]) -> str:
