@@ -5,8 +5,9 @@ import jax
 import numpy as np
 import pytest
 
-from transformer_jax.claims.dot_at_small_size import AnyDecoderConfig, DotOverRoot
+from transformer_jax.claims.dot_at_small_size import AnyDecoderConfig, over_root
 from transformer_jax.models import RecurrentSeq2Seq
+from transformer_jax.models.alignment import ALIGNMENTS
 
 SMALL = {
     "source_vocab_size": 11,
@@ -23,12 +24,14 @@ IDS = np.array([[1, 2, 3]])
 def test_scores_are_divided_by_the_root_of_the_width():
     draw = np.random.default_rng(0)
     s, h = (draw.normal(size=(2, n, 6)).astype(np.float32) for n in (3, 4))
-    found = DotOverRoot(6, 6).apply({}, s, h, method=DotOverRoot.scores)
+    dot = ALIGNMENTS["dot"]
+    with nn.intercept_methods(over_root):
+        found = dot(6, 6).apply({}, s, h, method=dot.scores)
     expected = np.einsum("btd,bsd->bts", s, h) / np.sqrt(6)
     np.testing.assert_allclose(found[:, 0], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("score", ["dot_over_root", "additive"])
+@pytest.mark.parametrize("score", ["dot", "additive"])
 def test_the_decoder_does_not_depend_on_the_score(score):
     widths = {}
     for reader in ("luong", "bahdanau"):

@@ -63,7 +63,7 @@ def condition(examples: str, weight: float) -> Trained:
     )
 
 
-def rule(examples: str, guess: tuple[float, float], **limits: float) -> Expected:
+def rule(examples: str, guess: tuple[float, float], **limits: Any) -> Expected:
     with_loss, without = f"{examples}, λ = 0.5", f"{examples}, λ = 0"
     return Expected("accuracy", with_loss, minus=without, guess=guess, **limits)
 
