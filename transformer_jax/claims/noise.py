@@ -11,6 +11,7 @@ replaced by others, or swapped with a neighbour.
 import random
 import string
 from collections.abc import Callable
+from typing import Any
 
 from transformer_jax.claims.claim import Claim, Expected, Measurements, Setting
 from transformer_jax.claims.pretraining import fine_tuned, pretrained
@@ -63,7 +64,7 @@ def robustness(predictor: Predictor, setting: Setting) -> Measurements:
     labels = list(batches.references)
 
     def accuracy(texts: list[str]) -> float:
-        predictions = predictor.predict(texts)
+        predictions: Any = predictor.predict(texts)
         pairs = zip(predictions, labels, strict=True)
         return sum(row["label"] == label for row, label in pairs) / len(labels)
 
