@@ -24,10 +24,10 @@ TREC.
 Cost: not measured yet.
 Expected: not measured yet.
 Differs: The paper trains with Adafactor and an inverse square root, in batches of
-65,536 tokens; here all rates fall to 0 along a cosine, and a batch has at most 1,024
+65,536 tokens. Here all rates fall to 0 along a cosine. A batch has at most 1,024
 padded positions for pre-training, with Adafactor from 0.01, and 4,096 for fine-tuning,
-with Adam from 0.001. A batch has examples of one data set. The tokenizer is byte-level BPE, with
-8,000 ids.
+with Adam from 0.001. A batch has examples of one data set. The tokenizer is byte-level
+BPE, with 8,000 ids.
 """
 
 from typing import NamedTuple
