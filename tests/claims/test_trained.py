@@ -153,10 +153,11 @@ def test_a_config_and_data_of_functions(setting):
     def recipe():
         return load_recipe(str(setting.recipes / "small.py"))
 
-    condition = Trained(recipe, data=written)
+    condition = Trained(functools.partial(recipe), {"training.steps": 1}, data=written)
     config = condition.config(setting)
+    assert condition.train(setting).parent.name.startswith("recipe-")
     assert config.data.directory == str(setting.runs / "data")
-    assert condition.design["recipe"].endswith("recipe")
+    assert condition.design["recipe"].endswith("recipe()")
     assert condition.design["data"].endswith("written")
 
 

@@ -150,7 +150,8 @@ class Trained:
     def _workdir(self, setting: Setting) -> Path:
         design = json.dumps([self.training, setting.quick], sort_keys=True)
         digest = hashlib.sha256(design.encode()).hexdigest()[:8]
-        name = self.training["recipe"].partition(".py")[0].rpartition(".")[2]
+        recipe = self.training["recipe"].partition(".py")[0].partition("(")[0]
+        name = recipe.rpartition(".")[2]
         return setting.runs / f"{name}-{digest}" / str(setting.seed)
 
     @property
