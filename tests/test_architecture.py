@@ -84,6 +84,7 @@ MAY_IMPORT = {
         "predictor",
         "minimal_pairs",
         "models",
+        "losses",
         "data",
         "tasks",
         "training",

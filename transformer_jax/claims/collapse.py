@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer_jax import losses
 from transformer_jax.claims import measuring
 from transformer_jax.claims.claim import Claim, Expected, Measurements, Setting
 from transformer_jax.claims.trained import Trained
@@ -24,6 +25,7 @@ from transformer_jax.claims.warmup import condition
 from transformer_jax.models.masks import padding
 from transformer_jax.models.transformer import Transformer
 from transformer_jax.predictor import Predictor
+from transformer_jax.tasks import text
 
 Array = jax.Array
 STACKS = ("encoder", "decoder")
@@ -78,7 +80,10 @@ def layers_matter(predictor: Predictor, setting: Setting) -> Measurements:
         @jax.jit
         def of_batch(params: Any, batch: measuring.Batch) -> tuple[Array, Array]:
             logits = measuring.logits_of(model, params, batch, begin)
-            return measuring.cross_entropy(logits, batch)
+            is_token = text.valid(batch, "target")
+            return losses.cross_entropy(
+                logits, batch["target"], is_token, vocab_size=logits.shape[-1]
+            )
 
         def of_all(params: Any) -> float:
             sums = [of_batch(params, batch) for batch in batches]
@@ -89,7 +94,7 @@ def layers_matter(predictor: Predictor, setting: Setting) -> Measurements:
 
     @jax.jit
     def cosine(params: Any, batch: measuring.Batch) -> Array:
-        is_token = measuring.valid(batch, "source")
+        is_token = text.valid(batch, "source")
         arguments = batch["source"], is_token
         outputs = model.apply({"params": params}, *arguments, method=layer_outputs)
         return mean_cosine(outputs, is_token)

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from etils import epath
 
 from transformer_jax.claims.claim import Claim, Expected, Measurements, Setting
-from transformer_jax.claims.token_losses import loaded, split_losses
+from transformer_jax.claims.measuring import batches_of
+from transformer_jax.claims.token_losses import split_losses
 from transformer_jax.claims.trained import Trained, validation_scores
 from transformer_jax.models import layers
 from transformer_jax.models.gpt import GPT
@@ -197,7 +198,7 @@ def mean_statistics(predictor: Predictor, split: str, batches: int) -> Any:
 
     found = [
         of_batch(predictor.params, batch)
-        for batch in itertools.islice(loaded(predictor, split), batches)
+        for batch in itertools.islice(batches_of(predictor, split), batches)
     ]
     return jax.tree.map(lambda *values: jnp.stack(values).mean(axis=0), *found)
 

@@ -7,16 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer_jax.claims.measuring import batches_of
 from transformer_jax.predictor import Predictor
 from transformer_jax.tasks import text
 from transformer_jax.training.task import Arrays, DeviceArrays
-
-
-def loaded(predictor: Predictor, split: str) -> Iterator[Arrays]:
-    """Yield the batches of a split, in order."""
-    batches = predictor.task.batches(split, seed=None)
-    for number in range(len(batches.plan)):
-        yield batches.load(batches.plan.batch(number))
 
 
 def token_losses(
@@ -47,5 +41,5 @@ def split_losses(
     model: Any = predictor.task.network.model
     given = {"params": predictor.params} if variables is None else variables
     compute = jax.jit(lambda variables, batch: token_losses(model, variables, batch))
-    for batch in loaded(predictor, split):
+    for batch in batches_of(predictor, split):
         yield batch, np.asarray(compute(given, batch))

@@ -19,7 +19,7 @@ MISSING = "(missing)"
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What each run of a valid entry must measure: from `least` to `most`."""
+    """The range, from `least` to `most`, of a measurement of each run of an entry."""
 
     measure: str
     least: float = -math.inf
