@@ -10,6 +10,7 @@ Choose settings by `bleu_validation`; the test split is for the board.
 from transformer_jax.claims.claim import Measurements
 from transformer_jax.claims.trained import scores_of
 from transformer_jax.records.record import (
+    ONE_PAIR_OF_FILES,
     Finished,
     Record,
     Rule,
@@ -39,18 +40,10 @@ RECORD = Record(
     better="higher",
     rules=(Rule("minutes", most=22.0),),
     fixed={
-        "data.source": "files",
+        **ONE_PAIR_OF_FILES,
         "data.source_language": "en",
         "data.target_language": "de",
-        "data.train_split": "train",
-        "data.validation_split": "val",
-        "data.table": "",
-        "data.directions": (),
-        "data.mixture": (),
         "data.vocabulary": "",
-        "input.modality": "tokens",
-        "source_vectors.file": "",
-        "target_vectors.file": "",
     },
     processors=1,
     data="multi30k/tok",

@@ -15,6 +15,18 @@ from transformer_jax.predictor import Predictor
 from transformer_jax.training.logging import read_rows
 
 MISSING = "(missing)"
+# what is fixed where the data are the splits train and val of one pair of text files
+ONE_PAIR_OF_FILES: Mapping[str, Any] = {
+    "data.source": "files",
+    "data.train_split": "train",
+    "data.validation_split": "val",
+    "data.table": "",
+    "data.directions": (),
+    "data.mixture": (),
+    "input.modality": "tokens",
+    "source_vectors.file": "",
+    "target_vectors.file": "",
+}
 
 
 @dataclasses.dataclass(frozen=True)

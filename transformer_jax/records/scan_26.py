@@ -11,6 +11,7 @@ from transformer_jax.claims.claim import Measurements
 from transformer_jax.claims.composition import written
 from transformer_jax.claims.trained import scores_of
 from transformer_jax.records.record import (
+    ONE_PAIR_OF_FILES,
     Finished,
     Record,
     Rule,
@@ -45,17 +46,9 @@ RECORD = Record(
     better="lower",
     rules=(Rule("accuracy", least=0.99),),
     fixed={
-        "data.source": "files",
+        **ONE_PAIR_OF_FILES,
         "data.source_language": "commands",
         "data.target_language": "actions",
-        "data.train_split": "train",
-        "data.validation_split": "val",
-        "data.table": "",
-        "data.directions": (),
-        "data.mixture": (),
-        "input.modality": "tokens",
-        "source_vectors.file": "",
-        "target_vectors.file": "",
     },
     processors=2,
     data=functools.partial(written, split="cut26"),
