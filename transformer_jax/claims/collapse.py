@@ -127,12 +127,13 @@ POST, PRE = "post-LN, warm-up", "pre-LN, warm-up"
 CLAIM = Claim(
     statement="Layers are more alike in pre-LN Transformers than in post-LN ones, and "
     "each matters less",
-    source="Liu et al. 2020, Sections 4.1 and 4.2",
+    source="Liu et al. 2020, Section 4",
     conditions={POST: measured("post"), PRE: measured("pre")},
     # Liu et al.: post-LN rescales the residual stream at each norm, so that each layer
-    # counts; in pre-LN the stream grows, and the share of layer l falls as 1 / l. For
-    # independent branches of equal variance, the cosine of layers l and l + 1, of two
-    # branches each, is √(l / (l + 1)): 0.71 to 0.89 in pre-LN, and 0.5 in post-LN.
+    # counts; in pre-LN the stream grows, and the share of layer l falls as 1 / l. By
+    # our arithmetic, for independent branches of equal variance, the cosine of layers l
+    # and l + 1, of two branches each, is √(l / (l + 1)): 0.71 to 0.89 in pre-LN, and
+    # 0.5 in post-LN.
     expected=(
         Expected("cosine", PRE, minus=POST, least=0, guess=(0.03, 0.4)),
         Expected("loss of a layer", PRE, minus=POST, most=0, guess=(-3, -0.1)),
