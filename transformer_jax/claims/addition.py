@@ -119,9 +119,10 @@ CLAIM = Claim(
         "5 digits, plain": condition(5, "plain"),
         "5 digits, reversed": condition(5, "reversed"),
     },
-    # In the paper, 10,000 plain sums of 3 digits give an accuracy of about 0.85, and
-    # from 2,500 reversed ones on it is near 1. With more digits, there are more carries
-    # that the first digits of a plain sum depend on, so the difference should grow.
+    # In the paper, 10,000 plain sums of 3 digits give an accuracy just above 0.85, and
+    # from about 2,500 reversed ones on it is near 1. With more digits, there are more
+    # carries that the first digits of a plain sum depend on, so the difference should
+    # grow.
     expected=(
         Expected("exact_match", "3 digits, reversed", least=0.95, guess=(0.97, 1.0)),
         Expected(

@@ -138,11 +138,11 @@ CLAIM = Claim(
         "weight decay 1": condition(1.0),
         "no weight decay": condition(0.0),
     },
-    # Power et al.: weight decay more than halves the number of pairs that suffice,
-    # compared to most other changes; and in their Figure 1, validation follows training
-    # after 1,000 times as many steps (without weight decay). Of a pair whose mirror
-    # image is in training, a model may know the sum otherwise; these are 40 %. So the
-    # difference need not be near 1.
+    # Power et al.: for products in S₅ (Figure 2), weight decay more than halves the
+    # number of pairs that suffice, compared to most other changes. For division (Figure
+    # 1), validation follows training after 1,000 times as many steps, without weight
+    # decay. Of a pair whose mirror image is in training, a model may know the sum
+    # otherwise; these are 40 %. So the difference need not be near 1.
     expected=(
         Expected("accuracy", "weight decay 1", least=0.95, guess=(0.97, 1.0)),
         Expected("delay", "weight decay 1", least=500, guess=(1000, 6000)),

@@ -142,8 +142,10 @@ CLAIM = Claim(
     source="Olsson et al. 2022, In-context learning and induction heads; Elhage et al. "
     "2021",
     conditions={"1 layer": condition(1), "2 layers": condition(2)},
-    # An argument: by induction, the loss is near 0. One layer can know which characters
-    # have occurred, but not which one followed: of 16 to 32, about ln 20 = 3.0 nats.
+    # Olsson et al.: of their models, only that of one layer has no phase change. The
+    # figures are our argument: by induction, the loss is near 0. One layer can know
+    # which characters have occurred, but not which one followed: of 16 to 32, about
+    # ln 20 = 3.0 nats.
     expected=(
         Expected("repeated loss", "2 layers", most=0.5, guess=(0.0, 0.3)),
         Expected(

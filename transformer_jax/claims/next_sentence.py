@@ -50,7 +50,8 @@ CLAIM = Claim(
         **conditions("no NSP, left to right", NO_PAIRS, {**LEFT_TO_RIGHT}),
     },
     # Table 5: 84.4, 83.9 and 82.1 on MNLI, 88.4, 84.9 and 84.3 on QNLI, 86.7, 86.5 and
-    # 77.5 on MRPC. Liu et al. have 84.0 with and 84.7 without it on MNLI.
+    # 77.5 on MRPC. Liu et al. have 84.0 with and 84.7 without it on MNLI; without it,
+    # their inputs are packed with full sentences.
     expected=(
         worse("NSP", "no NSP", "SICK", (-0.01, 0.06)),
         worse("NSP", "no NSP", "RTE", (-0.03, 0.04)),

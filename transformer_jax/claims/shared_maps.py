@@ -68,8 +68,9 @@ CLAIM = Claim(
         "ReLU on Q, K, V": condition("Rectified"),
     },
     # The texts give no figures, hence tests of the sign. With W_K = W_Q the scores of
-    # self-attention are symmetric, and those of a position with itself are large.
-    # But Kitaev et al. 2020, Section 5, found no cost of shared queries and keys.
+    # self-attention are symmetric, and those of a position with itself are large. But
+    # Kitaev et al. 2020, Section 5, found no cost of shared queries and keys; there,
+    # keys have unit length, and no token attends to itself.
     expected=(
         Expected(
             "loss", "W_K = W_Q", minus="W_Q, W_K, W_V", least=0, guess=(-0.01, 0.05)
