@@ -106,7 +106,7 @@ MAY_IMPORT = {
         "data",
         "training",
     },
-    "exporting": {"predictor", "training"},
+    "exporting": {"predictor", "data", "training"},
     "exported": set(),
     "verification": {"config", "exporting", "training"},
     "command_line": {"config", "workdir", "tasks", "data", "training"},

@@ -3,6 +3,8 @@ without this package.
 """
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 
@@ -93,29 +95,19 @@ def test_it_has_what_it_reads_and_any_platform(corpus):
     assert not any("pooler" in name for name in parameters)
 
 
-# Runs without this package, Flax, and all else that the package needs.
-ALONE = """
+# Follows the program of docs/export.md.
+MORE = """
 import sys
-for name in ("transformer_jax", "flax", "optax", "orbax", "tokenizers", "etils"):
-    sys.modules[name] = None
-import json
 import numpy as np
-import exported
-file, arrays = sys.argv[1:]
-translate = exported.load(file)
-outputs = translate(np.load(arrays))
-print(json.dumps({
-    "tokens": np.asarray(outputs["tokens"]).tolist(),
-    "scores": np.asarray(outputs["scores"]).tolist(),
-    "about": sorted(translate.about),
-    "inputs": sorted(translate.about["inputs"]),
-    "tokenizers": sorted(translate.about["tokenizers"]),
-}))
+outputs = translate(np.load("arrays.npz"))
+tokens, scores = (np.asarray(outputs[name]).tolist() for name in ("tokens", "scores"))
+known = {"transformer_jax", "flax", "optax", "orbax", "etils"} & set(sys.modules)
+print(json.dumps([tokens, scores, translate.about, sorted(known)]))
 """
 
 
 def test_a_file_is_used_without_this_package(trained, tmp_path):
-    file = tmp_path / "run.npz"
+    file = tmp_path / "dates.npz"
     done = script("export", f"--workdir={trained}", f"--output={file}")
     assert (done.returncode, done.stdout) == (0, b""), done.stderr.decode()
     predictor = transformer_jax.load(trained)
@@ -123,26 +115,27 @@ def test_a_file_is_used_without_this_package(trained, tmp_path):
     batch = batches.load(batches.plan.batch(0))
     arrays = {name: batch[name] for name in ("source", "source_length")}
     np.savez(tmp_path / "arrays.npz", **arrays)
-    (tmp_path / "exported.py").write_text(
-        (ROOT / "transformer_jax" / "exported.py").read_text()
-    )
-    (tmp_path / "alone.py").write_text(ALONE)
+    shutil.copy(ROOT / "transformer_jax" / "exported.py", tmp_path)
+    page = (ROOT / "docs" / "export.md").read_text()
+    (block,) = re.findall(r"```python\n(# translate.py\n.*?)```", page, re.DOTALL)
+    (tmp_path / "translate.py").write_text(block + MORE)
     alone = subprocess.run(
-        [sys.executable, "alone.py", file, "arrays.npz"],
+        [sys.executable, "translate.py"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
     assert alone.returncode == 0, alone.stderr
-    outputs = json.loads(alone.stdout)
+    _, line = alone.stdout.splitlines()
+    tokens, scores, about, known = json.loads(line)
     evaluate = jax.jit(predictor.task.evaluate, static_argnums=2)
     _, expected = evaluate(predictor.params, batch, False)
-    assert outputs["tokens"] == np.asarray(expected["tokens"]).tolist()
-    np.testing.assert_allclose(outputs["scores"], expected["scores"], rtol=ROUNDING)
-    assert outputs["inputs"] == sorted(arrays)
-    assert outputs["tokenizers"] == sorted(x.name for x in trained.glob("token*.json"))
-    assert "step" in outputs["about"]
+    assert tokens == np.asarray(expected["tokens"]).tolist()
+    np.testing.assert_allclose(scores, expected["scores"], rtol=ROUNDING)
+    assert about["inputs"]["source"] == {"dtype": "int32", "shape": ["rows", "length"]}
+    assert (about["task"], about["step"]) == ("sequence_to_sequence", predictor.step)
+    assert known == []
 
 
 @pytest.mark.parametrize(

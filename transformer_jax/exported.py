@@ -19,10 +19,10 @@ class Exported:
     """The predictions of a run, as a function of arrays.
 
     Attributes:
-        about: what the file says of itself: "task", "step", "platforms", the
-            "tokenizers" with their contents, the names of the "outputs" of heads, the
-            "inputs", with type and shape, and the "limits" of the lengths in the
-            shapes.
+        about: what the file says of itself: "task", "step", "platforms"; "inputs", the
+            type and shape of each array; "limits" of the lengths in the shapes;
+            "outputs", the names of the outputs of each head; "tokenizers", the JSON of
+            each for the library `tokenizers`, and its special ids.
     """
 
     def __init__(self, about: dict[str, Any], parameters: Any, program: Any):

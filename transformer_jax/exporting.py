@@ -8,7 +8,7 @@ import importlib.util
 import io
 import json
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -20,6 +20,7 @@ from jax import export
 from ml_collections import ConfigDict
 
 from transformer_jax import files
+from transformer_jax.data.tokenizers import NAMES, Tokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.predictor import Predictor
 from transformer_jax.training.task import (
@@ -200,10 +201,7 @@ def to_file(
         },
         "limits": limits,
         "outputs": task.config.inherited.outputs,
-        "tokenizers": {
-            file.name: json.loads(file.read_text())
-            for file in epath.Path(workdir).glob("tokenizer*.json")
-        },
+        "tokenizers": _tokenizers(epath.Path(workdir)),
     }
     buffer = io.BytesIO()
     np.savez(
@@ -213,6 +211,24 @@ def to_file(
         **parameters,
     )
     files.write(path, buffer.getvalue())
+
+
+def _tokenizers(workdir: epath.Path) -> dict[str, Any]:
+    """Return of each tokenizer the JSON that the library `tokenizers` reads, and its
+    special ids.
+
+    The JSON is None if that library alone does not encode texts as here.
+    """
+    described = {}
+    for file in workdir.glob("tokenizer*.json"):
+        tokenizer = Tokenizer.load(file)
+        content = json.loads(tokenizer.to_json())
+        content.pop("special_ids", None)
+        described[file.name] = {
+            "json": None if "sentencepiece" in content else json.dumps(content),
+            "special_ids": {name: getattr(tokenizer, name) for name in NAMES},
+        }
+    return described
 
 
 def difference(task: Task, params: Params, scored: bool = False) -> float:
