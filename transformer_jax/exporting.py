@@ -25,7 +25,9 @@ from transformer_jax.errors import UserError
 from transformer_jax.predictor import Predictor
 from transformer_jax.training.task import (
     Arrays,
+    DeviceArrays,
     Growing,
+    Outputs,
     Params,
     Piece,
     Predicting,
@@ -39,7 +41,7 @@ ALL_STEPS = 2**30  # more than any prediction grows by
 # second one.
 ROWS = (5, 3)
 
-Function = Callable[[Arrays, Arrays], dict[str, jax.Array]]
+Function = Callable[[DeviceArrays, DeviceArrays], Outputs]
 Shapes = dict[str, jax.ShapeDtypeStruct]
 
 
@@ -95,19 +97,21 @@ def _predicting(task: Task, scored: bool) -> tuple[Predicting, int]:
 def _function(predicting: Predicting, shapes: Shapes) -> Function:
     """Return the function to export. Arrays that a batch lacks are zeros."""
 
-    def predict(parameters: Arrays, batch: Arrays) -> dict[str, jax.Array]:
+    def predict(parameters: DeviceArrays, batch: DeviceArrays) -> Outputs:
         params = traverse_util.unflatten_dict(parameters, sep="/")
         absent = {
             name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()
         }
-        filled = absent | batch
+        filled = {**absent, **batch}
         _, outputs = predicting.evaluate(params, filled, False)
-        if isinstance(outputs, Piece) and isinstance(predicting, Growing):
-            going_on = ~outputs.outputs["finished"]
-            outputs = predicting.grow(
-                params, filled, outputs.state, going_on, ALL_STEPS, False
-            ).outputs
-        return dict(outputs)
+        if not isinstance(outputs, Piece):
+            return outputs
+        assert isinstance(predicting, Growing)
+        going_on = ~outputs.outputs["finished"]
+        whole = predicting.grow(
+            params, filled, outputs.state, going_on, ALL_STEPS, False
+        )
+        return whole.outputs
 
     return predict
 
@@ -203,13 +207,12 @@ def to_file(
         "outputs": task.config.inherited.outputs,
         "tokenizers": _tokenizers(epath.Path(workdir)),
     }
+    arrays: dict[str, Any] = {
+        "about": np.array(json.dumps(about)),
+        "program": np.frombuffer(exported.serialize(), np.uint8),
+    }
     buffer = io.BytesIO()
-    np.savez(
-        buffer,
-        about=np.array(json.dumps(about)),
-        program=np.frombuffer(exported.serialize(), np.uint8),
-        **parameters,
-    )
+    np.savez(buffer, **arrays, **parameters)
     files.write(path, buffer.getvalue())
 
 

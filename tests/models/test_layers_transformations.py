@@ -39,7 +39,9 @@ class CausalAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        return MultiHeadAttention(2, D, 4, 4, implementation="einsum")(x, x, CAUSAL)
+        return MultiHeadAttention(2, D, 4, 4, implementation="einsum")(
+            x, x, mask=CAUSAL
+        )
 
 
 LAYERS = {
