@@ -3,8 +3,9 @@
     python scripts/verify.py --config=configs/multi30k.py:en-de
 
 The output is a table of differences. The recipe is shrunk so that it runs in seconds,
-without data. The exit code is 0 if every difference is within its tolerance, and 1
-otherwise. On a machine with a single CPU device, JAX simulates eight.
+without data. With --export, what scripts/export.py writes is compared, too. The exit
+code is 0 if every difference is within its tolerance, and 1 otherwise. On a machine
+with a single CPU device, JAX simulates eight.
 """
 
 import copy
@@ -16,6 +17,7 @@ import sys
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 import jax
+from absl import flags
 
 from transformer_jax import command_line
 from transformer_jax.config import parse
@@ -24,6 +26,9 @@ from transformer_jax.models.kernels.checks import compare_kernels
 from transformer_jax.verification import Row, verify
 
 CONFIG = command_line.define_recipe()
+EXPORT = flags.DEFINE_bool(
+    "export", False, "also compare the programs that scripts/export.py writes"
+)
 
 
 def main() -> None:
@@ -37,7 +42,7 @@ def main() -> None:
     print(f"{'':<50}{'difference':>12}{'allowed':>10}")
     for row in itertools.chain(
         map(Row._make, compare_kernels(config.model, dot_product_attention)),
-        verify(config),
+        verify(config, EXPORT.value),
     ):
         failed += not row.held
         difference = "not run" if row.difference is None else f"{row.difference:.2g}"

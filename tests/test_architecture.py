@@ -106,7 +106,9 @@ MAY_IMPORT = {
         "data",
         "training",
     },
-    "verification": {"config", "training"},
+    "exporting": {"predictor", "data", "training"},
+    "exported": set(),
+    "verification": {"config", "exporting", "training"},
     "command_line": {"config", "workdir", "tasks", "data", "training"},
     "__init__": {"predictor", "training.task"},
 }
@@ -497,6 +499,7 @@ GENERIC_MODULES = (
     "conversion",
     "experiment",
     "predictor",
+    "exporting",
     "verification",
 )
 GENERIC_CODE = [

@@ -11,12 +11,13 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
+from transformer_jax import exporting
 from transformer_jax.config import ConfigError, fields, make_task, parse, shrink
 from transformer_jax.training.checkpoint import CheckpointConfig, Checkpoints
 from transformer_jax.training.engine import Engine, make_train_step
 from transformer_jax.training.initialization import TrainState
 from transformer_jax.training.sharding import on_mesh, place
-from transformer_jax.training.task import Arrays
+from transformer_jax.training.task import Arrays, Scoring
 
 ROUNDING = 1e-5  # relative tolerance in float32, as the order of summation may differ
 STEPS = 4
@@ -39,8 +40,9 @@ class Row(NamedTuple):
         return self.difference is None or self.difference <= self.allowed
 
 
-def verify(recipe: ConfigDict) -> Iterator[Row]:
-    """Yield every comparison that the recipe's task and this machine support.
+def verify(recipe: ConfigDict, exports: bool = False) -> Iterator[Row]:
+    """Yield every comparison that the recipe's task and this machine support, with
+    `exports` also that of exported programs.
 
     The computation is in float32 on all devices. On accelerators, set
     jax_default_matmul_precision to "highest", because the default precision of matrix
@@ -110,6 +112,12 @@ def verify(recipe: ConfigDict) -> Iterator[Row]:
         params, jax.device_put(plain.batch(0))
     ).items():
         yield Row(name, difference, ROUNDING)
+    if exports:
+        task = plain.engine.task
+        yield Row("exported = live", exporting.difference(task, params), ROUNDING)
+        if isinstance(task, Scoring):
+            apart = exporting.difference(task, params, scored=True)
+            yield Row("exported scores = live scores", apart, ROUNDING)
 
 
 class _Run:

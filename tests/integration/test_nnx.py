@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import nnx, serialization
 from flax.nnx import bridge
 
 from helpers.processes import on_devices
@@ -79,6 +79,18 @@ def test_training_with_nnx_lowers_the_loss():
 
     losses = [float(step(module, optimizer)) for _ in range(5)]
     assert losses[-1] < losses[0]
+
+
+def test_parameters_are_saved_and_restored():
+    module = bridge.ToNNX(STACK, rngs=nnx.Rngs(0)).lazy_init(X)
+    saved = serialization.to_bytes(nnx.to_pure_dict(nnx.state(module, nnx.Param)))
+    other = bridge.ToNNX(STACK, rngs=nnx.Rngs(1)).lazy_init(X)
+    assert (other(X) != module(X)).any()
+    state = nnx.state(other, nnx.Param)
+    restored = serialization.from_bytes(nnx.to_pure_dict(state), saved)
+    nnx.replace_by_pure_dict(state, restored)
+    nnx.update(other, state)
+    np.testing.assert_array_equal(other(X), module(X))
 
 
 def test_dropout_acts_where_there_is_a_stream_for_it():

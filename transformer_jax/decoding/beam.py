@@ -221,7 +221,7 @@ def beam_search(
         if change is None:
             added, tokens = best_tokens(logits, count, forbidden)
         else:
-            texts = alive.tokens.reshape(len(newest), -1)
+            texts = alive.tokens.reshape(newest.shape[0], -1)
             changed = change(jax.nn.log_softmax(logits), texts, position)
             added, tokens = k_largest(changed, min(count, changed.shape[-1]))
         totals, parents, token = _best(alive, added, tokens, count)

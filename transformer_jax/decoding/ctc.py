@@ -51,8 +51,8 @@ def best_path(log_probabilities: Array, max_length: int, blank: int) -> Hypothes
     before = jnp.pad(best[:, :-1], ((0, 0), (1, 0)), constant_values=blank)
     is_label = (best != blank) & (best != before)
     place = jnp.where(is_label, jnp.cumsum(is_label, axis=1) - 1, max_length)
-    rows = jnp.arange(len(best))[:, None]
-    tokens = jnp.full((len(best), max_length), blank, jnp.int32)
+    rows = jnp.arange(best.shape[0])[:, None]
+    tokens = jnp.full((best.shape[0], max_length), blank, jnp.int32)
     tokens = tokens.at[rows, place].set(best, mode="drop")
     total = log_probabilities.max(axis=-1).sum(axis=1, keepdims=True)
     return Hypotheses(tokens[:, None], total, total)
@@ -82,17 +82,17 @@ def prefixes(log_probabilities: Array, blank: int) -> tuple[Step, Prefix]:
 
     log_probabilities: (B, S, V), see the function of this name.
     """
-    rows = len(log_probabilities)
+    rows = log_probabilities.shape[0]
     blanks = log_probabilities[:, :, blank]
 
     def emitted(label: Array) -> Array:
         """Return the log-probabilities (N, S) of one label (N,) for each prefix."""
         labels = label.reshape(rows, 1, -1)  # (B, 1, K)
         columns = jnp.take_along_axis(log_probabilities, labels, axis=2)
-        return columns.swapaxes(1, 2).reshape(len(label), -1)
+        return columns.swapaxes(1, 2).reshape(label.shape[0], -1)
 
     def step(prefix: Prefix, newest: Array, position: Array) -> tuple[Array, Prefix]:
-        beams = len(newest) // rows
+        beams = newest.shape[0] // rows
         silence = jnp.repeat(blanks, beams, axis=0)
         longer = _extended(prefix, newest, emitted(newest), silence)
         prefix = jax.tree.map(
@@ -101,10 +101,10 @@ def prefixes(log_probabilities: Array, blank: int) -> tuple[Step, Prefix]:
         before = jnp.logaddexp(prefix.label, prefix.blank)
         of_row = before[:, :-1].reshape(rows, beams, -1, 1)  # (B, K, S, 1)
         scores = jax.nn.logsumexp(of_row + log_probabilities[:, None], axis=2)
-        scores = scores.reshape(len(newest), -1)
+        scores = scores.reshape(newest.shape[0], -1)
         # the last label is new only after a blank
         repeated = prefix.blank[:, :-1] + emitted(prefix.last)
-        every = jnp.arange(len(newest))
+        every = jnp.arange(newest.shape[0])
         scores = scores.at[every, prefix.last].set(jax.nn.logsumexp(repeated, axis=1))
         return scores.at[:, blank].set(before[:, -1]), prefix
 

@@ -105,7 +105,7 @@ class Writer:
         integers that identify the prompts.
         """
         begins = jnp.repeat(width - lengths, self.copies)
-        rows = len(written.newest)
+        rows = written.newest.shape[0]
 
         def step(
             cache: Cache, newest: jax.Array, position: jax.Array

@@ -67,7 +67,7 @@ def begin(
 
     `newest` (N,) is the last given token of each row. `fill` is the id after the end.
     """
-    rows = len(given)
+    rows = given.shape[0]
     return Continuations(
         cache=cache,
         newest=newest,

@@ -1,6 +1,7 @@
 """Config sections of decoding."""
 
 import dataclasses
+import fractions
 import math
 from collections.abc import Iterator
 
@@ -155,7 +156,9 @@ class DecodingConfig(SamplingConfig):
 
     def max_length(self, source_length: int) -> int:
         """Return T for sources padded to `source_length` positions."""
-        return int(min(source_length * self.max_ratio, 2**31)) + self.max_extra
+        ratio = fractions.Fraction(str(self.max_ratio))
+        share = source_length * ratio.numerator // ratio.denominator
+        return share + self.max_extra
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""

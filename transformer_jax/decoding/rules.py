@@ -94,8 +94,8 @@ def _marked(ids: jax.Array, size: int) -> jax.Array:
 
     Ids ≥ `size` are ignored.
     """
-    rows = jnp.arange(len(ids))[:, None]
-    return jnp.zeros((len(ids), size), bool).at[rows, ids].set(True, mode="drop")
+    rows = jnp.arange(ids.shape[0])[:, None]
+    return jnp.zeros((ids.shape[0], size), bool).at[rows, ids].set(True, mode="drop")
 
 
 def _completing(written: jax.Array, position: jax.Array, n: int) -> jax.Array:
@@ -108,7 +108,7 @@ def _completing(written: jax.Array, position: jax.Array, n: int) -> jax.Array:
     """
     nothing = jnp.iinfo(jnp.int32).max
     if written.shape[1] < n:
-        return jnp.full((len(written), 1), nothing, jnp.int32)
+        return jnp.full((written.shape[0], 1), nothing, jnp.int32)
     newest = jax.lax.dynamic_slice_in_dim(written, position - n + 2, n - 1, axis=1)
     count = written.shape[1] - n + 1
     matches = jnp.arange(count)[None] + n - 1 <= position

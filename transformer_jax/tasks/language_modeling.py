@@ -73,6 +73,10 @@ class LanguageModelingConfig(text.TextTaskConfig):
         path = "embedding/table"
         return (WordTable("vectors", self.vectors, of_tokens, "text", path),)
 
+    @property
+    def longest_input(self) -> int:
+        return self.model.max_length - self.fitted_decoding.max_extra
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with
         each other.

@@ -139,3 +139,16 @@ class PseudoLikelihood:
             outputs["log_likelihood"].tolist(), outputs["count"].tolist(), strict=True
         )
         return [{"log_likelihood": total, "tokens": count} for total, count in pairs]
+
+    def dummy_batch(
+        self, rows: int, length: int, seed: int | None = None, references: bool = True
+    ) -> Arrays:
+        dummies = text.Dummies((rows,), length, seed)
+        arrays = dummies.text(self.config.model.vocab_size)
+        places = dummies.random.integers(0, dummies.lengths)[:, None].astype(np.int32)
+        return arrays | {
+            "second": arrays["text_length"],
+            "positions": places,
+            "label": np.take_along_axis(arrays["text"], places, axis=1),
+            "masked": np.ones(rows, np.int32),
+        }

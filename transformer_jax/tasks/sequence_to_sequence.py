@@ -280,7 +280,7 @@ class SequenceToSequence(Task):
         """
         length = batch["source"].shape[1]
         longest = self.config.decoding.max_length(length)
-        return min(longest, self.config.model.max_length)
+        return jax.core.min_dim(longest, self.config.model.max_length)
 
     def search(
         self,

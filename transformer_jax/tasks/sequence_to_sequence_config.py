@@ -143,6 +143,11 @@ class SequenceToSequenceConfig(TextTaskConfig):
             return super().longest
         return source.limit_words, source.limit
 
+    @property
+    def longest_input(self) -> int:
+        source = self.input.stream(self.data.source_language)
+        return super().longest_input if source is None else self.longest[1]
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with
         each other.

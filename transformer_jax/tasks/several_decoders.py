@@ -84,6 +84,10 @@ class SeveralDecodersConfig(Config):
     def longest(self) -> tuple[str, int]:
         return self.of_pairs.longest
 
+    @property
+    def longest_input(self) -> int:
+        return self.of_pairs.longest_input
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with
         each other.

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.corpus import Corpus
@@ -82,3 +83,13 @@ class TextScoring:
                 strict=True,
             )
         ]
+
+    def dummy_batch(
+        self, rows: int, length: int, seed: int | None = None, references: bool = True
+    ) -> Arrays:
+        dummies = text.Dummies((rows,), length, seed)
+        size = self.config.model.vocab_size
+        return dummies.text(size) | {
+            "target": dummies.text(size)["text"],
+            "counted": np.ones((rows, length), np.int32),
+        }

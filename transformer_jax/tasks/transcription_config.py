@@ -112,6 +112,10 @@ class TranscriptionConfig(Config):
     def longest(self) -> tuple[str, int]:
         return self.without_ctc.longest
 
+    @property
+    def longest_input(self) -> int:
+        return self.without_ctc.longest_input
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with
         each other.

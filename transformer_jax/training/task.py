@@ -330,6 +330,11 @@ class Config:
         return f"data.max_length = {self.data.max_length}", self.data.max_length
 
     @property
+    def longest_input(self) -> int:
+        """The most positions of an input to predict from."""
+        return self.model.max_length
+
+    @property
     def given_tables(self) -> tuple[GivenTable, ...]:
         """The tables of which a new run reads rows from files."""
         return ()
@@ -620,6 +625,10 @@ class Predicting(Protocol):
     def batches_of(self, records: Sequence[Record]) -> Batches: ...
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]: ...
+
+    def dummy_batch(
+        self, rows: int, length: int, seed: int | None = None, references: bool = True
+    ) -> Arrays: ...
 
 
 class Growing(ABC):
