@@ -341,10 +341,13 @@ def blank_batches(
 def encode_blanks(lines: Sequence[str], tokenizer: Tokenizer) -> Ragged:
     """Encode lines as [CLS] line [SEP].
 
-    Unlike elsewhere, [MASK] in a line becomes the id of that token.
+    Unlike elsewhere, [MASK] in a line becomes the id of that token. The tokenizer may
+    drop the spaces before it.
     """
     ids = Specials.of(tokenizer)
     parts = [line.split(MASK) for line in lines]
+    if tokenizer.mask_takes_space:
+        parts = [[*(part.rstrip() for part in more), last] for *more, last in parts]
     pieces = iter(tokenizer.encode_batch([part for line in parts for part in line]))
     rows = []
     for _, *more in parts:

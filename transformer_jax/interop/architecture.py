@@ -68,7 +68,7 @@ class ConfigMap:
 
     model: type
     names: Mapping[str, tuple[str, Any]]
-    choices: Mapping[str, tuple[str, str, Mapping[str, str]]] = dataclasses.field(
+    choices: Mapping[str, tuple[str, Any, Mapping[Any, Any]]] = dataclasses.field(
         default_factory=dict
     )
     theirs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -140,7 +140,7 @@ class ConfigMap:
             if (value := config.get(key, default)) not in list(values):
                 raise InteropError(
                     f"config.json: {key} = {value!r} is not supported: "
-                    f"choose from {', '.join(values)}"
+                    f"choose from {', '.join(map(str, values))}"
                 )
             fields[field] = values[value]
         return dict(self.ours) | fields | dict(self.derived(fields))
@@ -163,7 +163,7 @@ class ConfigMap:
             if (value := getattr(model, field)) not in written:
                 raise InteropError(
                     f"config.model.{field} = {value!r}: "
-                    f"transformers has only {', '.join(written)}"
+                    f"transformers has only {', '.join(map(str, written))}"
                 )
             config[key] = written[value]
         return config
@@ -384,6 +384,8 @@ class Architecture:
     example: tokens (B, T) → arguments with which the module is initialized.
     around: (begin, end): which special ids the tokenizer of transformers puts around a
         text.
+    segments: the tokenizer of transformers says to which text of a pair a token
+        belongs.
     renamed: (old, new) ends of names, which files of older versions have.
     ties: other name of a tensor → its name here. A file may hold a tied tensor under
         either.
@@ -406,6 +408,7 @@ class Architecture:
     prefix: str = ""
     bare: bool = False
     around: tuple[bool, bool] = (False, False)
+    segments: bool = True
     ends: str = ""
     begins: str = ""
     special_ids: Callable[[Mapping[str, int | None]], dict[str, Any]] = lambda ids: {}

@@ -21,11 +21,13 @@ from flax import traverse_util
 from transformer_jax import files
 from transformer_jax.interop import (
     bert,
+    distilbert,
     generation,
     gpt,
     keys,
     layouts,
     marian,
+    roberta,
     t5,
     tensors,
 )
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     *bert.ARCHITECTURES,
+    *roberta.ARCHITECTURES,
+    *distilbert.ARCHITECTURES,
     *gpt.ARCHITECTURES,
     *marian.ARCHITECTURES,
     *t5.ARCHITECTURES,

@@ -8,7 +8,7 @@ with axis L first.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -106,6 +106,8 @@ class BlockConfig:
     # what the backward pass recomputes: see REMAT
     remat: str = fields.how("none", "full", "scores")
 
+    may_be_zero: ClassVar[tuple[str, ...]] = ("num_kv_heads",)
+
     def choices(self) -> dict[str, tuple[str, ...]]:
         """Return the allowed values of each field that has a fixed set of them."""
         return {
@@ -124,7 +126,7 @@ class BlockConfig:
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
         for name, value in dataclasses.asdict(self).items():
-            least = 0 if name == "num_kv_heads" else 1
+            least = 0 if name in self.may_be_zero else 1
             if type(value) is int and value < least:
                 yield name, f"must be at least {least}"
             if name.endswith("dropout_rate") and not 0 <= value < 1:
