@@ -19,6 +19,13 @@ from transformer_jax.interop.tensors import InteropError
 
 Json = Mapping[str, Any]
 NOTHING: Mapping[str, Any] = types.MappingProxyType({})
+# Fields of ours that few classes have, and their values in all others.
+PLAIN = {
+    "attention_output_bias": True,
+    "attention_window": 0,
+    "qk_norm": False,
+    "rotary_scaling": "none",
+}
 # What torch.compile, DistributedDataParallel, FSDP and PEFT put into names of tensors.
 INSIDE = r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 WRAPPERS = re.compile(rf"^(module\.|base_model\.model\.|{INSIDE})+|{INSIDE}")
@@ -61,6 +68,7 @@ class ConfigMap:
     theirs: keys of theirs that must have these values. They are transformers' defaults,
         and are not written.
     ours: fields of ours that have these values.
+    free: fields of `PLAIN` that a subclass reads and writes.
     derived: fields of ours that follow from the others, by default the width of heads.
     aliases: other names of their keys, which transformers reads as well.
     more: further keys of theirs that are read, or that have no effect.
@@ -76,6 +84,18 @@ class ConfigMap:
     derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] = widths
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     more: Collection[str] = ()
+    free: Collection[str] = ()
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The fields of ours that have the same values in every model."""
+        known = {field for field, *_ in [*self.names.values(), *self.choices.values()]}
+        plain = {
+            field: value
+            for field, value in PLAIN.items()
+            if field not in known and field not in self.free
+        }
+        return plain | dict(self.ours)
 
     @property
     def supported(self) -> set[str]:
@@ -143,7 +163,7 @@ class ConfigMap:
                     f"choose from {', '.join(map(str, values))}"
                 )
             fields[field] = values[value]
-        return dict(self.ours) | fields | dict(self.derived(fields))
+        return self.fixed | fields | dict(self.derived(fields))
 
     def write(self, model: Any) -> dict[str, Any]:
         """Return keys of config.json.
@@ -151,7 +171,7 @@ class ConfigMap:
         Raises InteropError for a model that transformers does not have.
         """
         derived = self.derived(dataclasses.asdict(model))
-        for field, value in (dict(self.ours) | dict(derived)).items():
+        for field, value in (self.fixed | dict(derived)).items():
             if (ours := getattr(model, field)) != value:
                 raise InteropError(
                     f"config.model.{field} = {ours!r}: "

@@ -170,7 +170,7 @@ def describe(folder: os.PathLike | str) -> Description:
             f"architectures = {listed!r}, only {named[0].model_type!r}"
         )
     try:
-        keys.refuse(config)
+        keys.refuse(config, named[0].config.supported)
         fields = named[0].config.read(config)
         heads = [architecture.head.read(config) for architecture in named]
     except ValueError as error:
