@@ -202,8 +202,11 @@ def test_gpt2(prefix, lines, tmp_path):
     )
 
 
-def check_pairs(folder, lines):
-    """Compare the frames of texts and pairs with those of a folder written here."""
+def check_pairs(folder, lines, masked=True):
+    """Compare the frames of texts and pairs, in a folder and in one written from it.
+
+    `masked`: compare texts with masks in the first folder, too.
+    """
     tokenizer = tokenizer_files.from_folder(folder)
     first, last = tokenizer.bos_id, tokenizer.eos_id
     one, two = tokenizer.encode_batch(lines[4:6])
@@ -215,11 +218,10 @@ def check_pairs(folder, lines):
         framed = theirs(lines[4], lines[5])
         assert framed["input_ids"] == [first, *one, last, last, *two, last], path
         assert set(framed) == {"input_ids", "attention_mask"}
-        mask = tokenizer.mask_id
-        masked = theirs("two <mask> dogs", add_special_tokens=False)["input_ids"]
+        blank = theirs("two <mask> dogs")["input_ids"]
         row = encode_blanks(["two [MASK] dogs"], tokenizer)[0].tolist()
-        assert row == [first, *masked, last]
-        assert masked.count(mask) == 1
+        assert row.count(tokenizer.mask_id) == 1
+        assert row == blank or (path == folder and not masked), path
     assert tokenizer.separators == 2
 
 
@@ -239,7 +241,8 @@ def test_roberta(lines, tmp_path):
     )
     tokenizer = check(tmp_path, lines)
     assert special_ids(tokenizer) == (1, 0, 2, 3, 4)
-    check_pairs(tmp_path, lines)
+    # without tokenizer.json, transformers 5 keeps the space before a mask
+    check_pairs(tmp_path, lines, masked=False)
     saved = tmp_path / "saved"
     transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(saved)
     assert (saved / "tokenizer.json").exists()

@@ -176,6 +176,7 @@ def family(
     whole: Callable[[bert.BertConfig, Outputs], list[Entry]],
     choice: Callable[[bert.BertConfig, Outputs], list[Entry]],
     body: Callable[[bert.BertConfig], list[Entry]] = encoder,
+    has_pooler: bool = True,
 ) -> tuple[Architecture, ...]:
     """Return the classes that BERT and its descendants have.
 
@@ -185,7 +186,9 @@ def family(
         whole: the table of a `Classifier`.
         choice: the table of a `Classifier` with one output for each choice.
         body: the table of `Bert`.
+        has_pooler: the model without a head may have a pooler.
     """
+    pooler = ("bert/pooler",)
     pretrained = functools.partial(
         made,
         task="bert_pretraining",
@@ -194,9 +197,7 @@ def family(
         table=masked_lm,
     )
     classifier = functools.partial(made, module=bert.Classifier)
-    of_tokens = functools.partial(
-        made, module=bert.TokenClassifier, lacks=("bert/pooler",)
-    )
+    of_tokens = functools.partial(made, module=bert.TokenClassifier, lacks=pooler)
     answers = functools.partial(with_head, name="qa_outputs", body=body)
     tags = functools.partial(with_head, body=body)
     choices = Fixed(("choice",))
@@ -205,8 +206,8 @@ def family(
         pretrained("ForMaskedLM", lacks=("bert/pooler", "next_sentence")),
         pretrained(
             "Model",
-            lacks=("masked_lm", "next_sentence"),
-            optional=("bert/pooler",),
+            lacks=("masked_lm", "next_sentence", *(() if has_pooler else pooler)),
+            optional=pooler if has_pooler else (),
             bare=True,
         ),
         classifier(

@@ -98,5 +98,10 @@ def _made(name: str, **fields: Any) -> Architecture:
 
 _with_head: Any = functools.partial(bert_tables.with_head, body=encoder)
 ARCHITECTURES = bert_tables.family(
-    _made, masked_lm=masked_lm, whole=_with_head, choice=_with_head, body=encoder
+    _made,
+    masked_lm=masked_lm,
+    whole=_with_head,
+    choice=_with_head,
+    body=encoder,
+    has_pooler=False,
 )
