@@ -21,6 +21,7 @@ from helpers.corpus import real_data
 from helpers.tokenizing import special_ids
 from transformer_jax.data import tokenizer_files
 from transformer_jax.data.masking import encode_blanks
+from transformer_jax.data.tokenizer_frames import separators
 from transformer_jax.data.tokenizer_training import KINDS, train_tokenizer
 from transformer_jax.data.whole_texts import encode_texts
 
@@ -222,7 +223,7 @@ def check_pairs(folder, lines, masked=True):
         row = encode_blanks(["two [MASK] dogs"], tokenizer)[0].tolist()
         assert row.count(tokenizer.mask_id) == 1
         assert row == blank or (path == folder and not masked), path
-    assert tokenizer.separators == 2
+    assert separators(tokenizer) == 2
 
 
 def test_roberta(lines, tmp_path):

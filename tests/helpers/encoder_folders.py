@@ -5,10 +5,25 @@ transformers.
 import json
 import string
 
+import numpy as np
 import tokenizers
 
-from helpers.bert_folders import CONFIG, MASKED_LM, D, F, L, N, T, V, drawn, shapes
-from helpers.parity import write_file
+from helpers.bert_folders import (
+    CONFIG,
+    MASKED_LM,
+    D,
+    F,
+    L,
+    N,
+    T,
+    V,
+    drawn,
+    numbered,
+    shapes,
+)
+from helpers.parity import write_back, write_file
+from transformer_jax.interop import huggingface
+from transformer_jax.interop.tensors import Tensors
 
 SPECIALS = ["<s>", "<pad>", "</s>", "<unk>"]
 LETTERS = ["▁", *string.ascii_lowercase]
@@ -75,6 +90,37 @@ def tensors(family, *heads, masked_lm=False, pooler=True):
     else:
         renamed |= {f"roberta.{POSITIONS}": (T + 2, D), f"roberta.{SEGMENTS}": (1, D)}
     return drawn(renamed)
+
+
+def classifier(family, classes=3):
+    """Return the tensors of a classifier. That of DistilBERT has BERT's pooler."""
+    if family == "DistilBert":
+        return tensors(family, ("classifier", (classes, D)))
+    heads = {"classifier.dense": (D, D), "classifier.out_proj": (classes, D)}
+    return tensors(family, *heads.items(), pooler=False)
+
+
+def check_round_trip(folder, family):
+    """Check that a classifier is read and written again without a change, except the
+    rows of no positions, which become zeros.
+    """
+    arrays = classifier(family)
+    labels = numbered(["bad", "fair", "good"])
+    head = "ForSequenceClassification"
+    theirs = save(folder / "a", family, head, arrays, **labels)
+    found = huggingface.read(theirs)
+    write_back(found, found.params(), folder / "b")
+    written = Tensors(folder / "b")
+    assert set(written) == set(arrays)
+    for name, array in arrays.items():
+        skipped = 2 if name == f"roberta.{POSITIONS}" else 0
+        np.testing.assert_array_equal(written[name][skipped:], array[skipped:], name)
+        assert not written[name][:skipped].any()
+    before, after = (
+        json.loads((path / "config.json").read_text())
+        for path in (theirs, folder / "b")
+    )
+    assert {key: after[key] for key in before} == before
 
 
 def save(folder, family, head, arrays, **changes):

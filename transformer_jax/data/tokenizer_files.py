@@ -25,6 +25,7 @@ from tokenizers import (
 )
 
 from transformer_jax.data import files, sentencepiece, sources
+from transformer_jax.data.tokenizer_frames import separators
 from transformer_jax.data.tokenizer_training import bert
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError, of_bert
 from transformer_jax.errors import UserError
@@ -357,7 +358,7 @@ def _template(
         special_tokens[name] = (tokenizer.tokens([special_id])[0], special_id)
     first = [special_tokens["begin"][0]] if begin else []
     last = [special_tokens["end"][0]] if end else []
-    between = last * (tokenizer.separators - 1)
+    between = last * (separators(tokenizer) - 1)
     single = [f"{piece}:0" for piece in (*first, "$A", *last)]
     second = [f"{piece}:{int(segments)}" for piece in ("$B", *last)]
     return processors.TemplateProcessing(

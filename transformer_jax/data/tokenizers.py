@@ -98,9 +98,6 @@ class Tokenizer:
         pad_id, bos_id, eos_id, unk_id, mask_id: the special ids, or None. Code must not
             rely on particular values, or on `pad_id` being set: batches mark valid
             positions by lengths.
-        separators: the number of special ids between the texts of a pair, in
-            transformers; 1 if the JSON does not say.
-        mask_takes_space: the mask stands for a token and the spaces before it.
 
     Raises:
         TokenizerError: `text` is not the JSON of a tokenizer, or a special id is not
@@ -152,12 +149,6 @@ class Tokenizer:
         if marian:
             stored["sentencepiece"] = marian
         self._json = json.dumps(stored, ensure_ascii=False, sort_keys=True)
-        self.separators = _separators(content)
-        self.mask_takes_space = any(
-            token["lstrip"]
-            for token in content["added_tokens"]
-            if token["id"] == self.mask_id
-        )
         self._characters = _characters(content)
         self._byte_level = '"ByteLevel"' in json.dumps(content.get("decoder"))
         self._continuing = content["model"].get("continuing_subword_prefix")
@@ -395,21 +386,6 @@ def _characters(content: Mapping[str, Any]) -> np.ndarray | None:
         if len(token) == 1:
             table[ord(token)] = i
     return table
-
-
-def _separators(content: Mapping[str, Any]) -> int:
-    """Return the number of special ids that the post-processor of a tokenizer puts
-    between the texts of a pair, or 1.
-    """
-    whole = content.get("post_processor") or {}
-    for step in whole.get("processors", [whole]):
-        if step.get("type") == "RobertaProcessing":
-            return 2
-        if step.get("type") == "TemplateProcessing":
-            kinds = [kind for piece in step["pair"] for kind in piece]
-            first = kinds.index("Sequence")
-            return max(kinds.index("Sequence", first + 1) - first - 1, 1)
-    return 1
 
 
 def _trained_here(content: Mapping[str, Any]) -> bool:

@@ -19,6 +19,7 @@ from transformer_jax.data.ragged import Ragged, Windows
 from transformer_jax.data.sources import DataError
 from transformer_jax.data.streams import SpecialIds
 from transformer_jax.data.text import TextData
+from transformer_jax.data.tokenizer_frames import separators
 from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.errors import UserError
 
@@ -171,12 +172,12 @@ class QuestionWindows:
             "have a context without tokens, and are answered by ''",
         )
         asked = questions.first(most)
-        separators = tokenizer.separators
-        rooms = config.max_length - 2 - separators - asked.lengths
+        count = separators(tokenizer)
+        rooms = config.max_length - 2 - count - asked.lengths
         if config.stride > (shortest := rooms.min(initial=config.stride)):
             raise UserError(
                 f"data.stride = {config.stride}: must be at most {shortest} with this "
-                f"tokenizer, which puts {separators} ids between the texts of a pair; "
+                f"tokenizer, which puts {count} ids between the texts of a pair; "
                 "lower it or raise data.max_length"
             )
         windows = Windows.over(lengths, rooms, config.stride)
@@ -185,10 +186,10 @@ class QuestionWindows:
         part = ids.parts(windows._replace(owners=self._context[windows.owners]))
         begins = Ragged.repeated(special.begin, len(self.owners))
         ends = Ragged.repeated(special.end, len(self.owners))
-        between = [ends] * separators
+        between = [ends] * count
         asked_again = asked.take(self.owners)
         self.rows = Ragged.beside([begins, asked_again, *between, part, ends])
-        self.second = asked_again.lengths + 1 + separators
+        self.second = asked_again.lengths + 1 + count
 
     def targets(
         self, answers: Sequence[Answer | None], source: str

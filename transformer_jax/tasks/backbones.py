@@ -14,6 +14,7 @@ import numpy as np
 from transformer_jax import losses
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.examples import Frame
+from transformer_jax.data.tokenizer_frames import separators
 from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.models import bert, gpt
 from transformer_jax.models.layers import Head
@@ -142,8 +143,8 @@ class BertBackbone(Backbone):
         between the texts of a pair.
         """
         special = corpus.special_ids("text")
-        separators = corpus.tokenizers["text"].separators
-        return Frame(special.begin, special.end, special.end, separators=separators)
+        count = separators(corpus.tokenizers["text"])
+        return Frame(special.begin, special.end, special.end, separators=count)
 
     def arguments(self, batch: DeviceArrays, valid: jax.Array) -> tuple[Any, ...]:
         arrange = segmented if self.model.has_segments else unsegmented
