@@ -36,5 +36,5 @@ def test_a_factor_of_attention_must_be_that_of_the_paper():
 
 def test_dynamic_positions_have_the_length_of_the_model():
     model = GPTConfig(rotary_scaling="dynamic", max_length=100, rotary_length=50)
-    with pytest.raises(InteropError, match=r"length = 50: .* max_length = 100"):
+    with pytest.raises(InteropError, match=r"length = 50: .*max_length = 100"):
         rope.write(model)
