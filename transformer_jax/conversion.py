@@ -121,6 +121,7 @@ def to_folder(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:
                 "begin": begin or settings.get(written.begins, False),
                 "end": end,
                 "pad_id": written.special_ids(special_ids).get("pad_token_id"),
+                "segments": written.segments,
             }
             return tokenizer_files.contents(
                 tokenizers[0], **options, max_length=max_length

@@ -245,6 +245,14 @@ def test_layout_of_pairs(caplog):
     assert not caplog.messages
 
 
+def test_several_separators():
+    frame = Frame(2, 3, 3, separators=2)
+    rows, place = laid_out(FIRST, SECOND, limit=9, **LAYOUT | {"frame": frame})
+    assert rows[0].tolist() == [2, 11, 12, 13, 3, 3, 21, 22, 3]
+    assert rows[1].tolist() == [2, 3, 3, 23, 3]
+    assert place.tolist()[:2] == [6, 3]
+
+
 def test_a_row_without_any_id():
     """An id stands for it, or it is an error. A pair with one text is not such a
     row.

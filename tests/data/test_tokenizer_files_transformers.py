@@ -18,7 +18,10 @@ from tokenizers import (
 )
 
 from helpers.corpus import real_data
+from helpers.tokenizing import special_ids
 from transformer_jax.data import tokenizer_files
+from transformer_jax.data.masking import encode_blanks
+from transformer_jax.data.tokenizer_frames import separators
 from transformer_jax.data.tokenizer_training import KINDS, train_tokenizer
 from transformer_jax.data.whole_texts import encode_texts
 
@@ -198,6 +201,79 @@ def test_gpt2(prefix, lines, tmp_path):
         tokenizer.decode(tokenizer.encode_batch(["naïve ☃"])[0])
         == " " * prefix + "naïve ☃"
     )
+
+
+def check_pairs(folder, lines, masked=True):
+    """Compare the frames of texts and pairs, in a folder and in one written from it.
+
+    `masked`: compare texts with masks in the first folder, too.
+    """
+    tokenizer = tokenizer_files.from_folder(folder)
+    first, last = tokenizer.bos_id, tokenizer.eos_id
+    one, two = tokenizer.encode_batch(lines[4:6])
+    tokenizer_files.to_folder(
+        tokenizer, folder / "framed", begin=True, end=True, segments=False
+    )
+    for path in (folder, folder / "framed"):
+        theirs = transformers.AutoTokenizer.from_pretrained(path)
+        framed = theirs(lines[4], lines[5])
+        assert framed["input_ids"] == [first, *one, last, last, *two, last], path
+        assert set(framed) == {"input_ids", "attention_mask"}
+        blank = theirs("two <mask> dogs")["input_ids"]
+        row = encode_blanks(["two [MASK] dogs"], tokenizer)[0].tolist()
+        assert row.count(tokenizer.mask_id) == 1
+        assert row == blank or (path == folder and not masked), path
+    assert separators(tokenizer) == 2
+
+
+def test_roberta(lines, tmp_path):
+    """`vocab.json` and `merges.txt`, then `tokenizer.json`."""
+    made = trained(
+        lines,
+        models.BPE(),
+        None,
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    made.model.save(str(tmp_path))
+    write(
+        tmp_path, config={"model_type": "roberta", "vocab_size": made.get_vocab_size()}
+    )
+    tokenizer = check(tmp_path, lines)
+    assert special_ids(tokenizer) == (1, 0, 2, 3, 4)
+    # without tokenizer.json, transformers 5 keeps the space before a mask
+    check_pairs(tmp_path, lines, masked=False)
+    saved = tmp_path / "saved"
+    transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(saved)
+    assert (saved / "tokenizer.json").exists()
+    check(saved, lines)
+    check_pairs(saved, lines)
+
+
+def test_xlm_roberta(lines, tmp_path):
+    splits = [
+        pre_tokenizers.WhitespaceSplit(),
+        pre_tokenizers.Metaspace(prepend_scheme="always"),
+    ]
+    made = trained(
+        lines,
+        models.Unigram(),
+        normalizers.NFKC(),
+        pre_tokenizers.Sequence(splits),
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>"],
+        unk_token="<unk>",
+    )
+    pieces = [
+        (token, score) for token, score in json.loads(made.to_str())["model"]["vocab"]
+    ]
+    theirs = transformers.XLMRobertaTokenizer(vocab=[*pieces, ("<mask>", 0.0)])
+    theirs.save_pretrained(tmp_path)
+    write(tmp_path, config={"model_type": "xlm-roberta", "vocab_size": len(theirs)})
+    tokenizer = check(tmp_path, lines)
+    assert special_ids(tokenizer) == (1, 0, 2, 3, len(pieces))
+    assert tokenizer_files.kind_of(tokenizer) == ("unigram", False)
+    check_pairs(tmp_path, lines)
 
 
 def test_openai_gpt(lines, tmp_path):

@@ -14,6 +14,19 @@ import pytest
 import tokenizers
 
 import transformer_jax
+from helpers.language_models import (
+    NEW,
+    PADDED,
+    TOKENS,
+    VALID,
+    B,
+    L,
+    V,
+    continued,
+    generated,
+    run,
+)
+from helpers.language_models import states as states_of
 from helpers.oracle import relative
 from helpers.parity import (
     check_gradients,
@@ -24,20 +37,10 @@ from helpers.parity import (
     write_back,
 )
 from transformer_jax import conversion, losses
-from transformer_jax.decoding.generation import Writer
-from transformer_jax.decoding.options import GenerationConfig
 from transformer_jax.interop import huggingface
-from transformer_jax.models.gpt import GPTConfig
-from transformer_jax.models.masks import CAUSAL, padding
 from transformer_jax.workdir import read
 
 transformers, torch = need_transformers()
-
-B, T, V, L, NEW = 3, 13, 97, 2, 11
-TOKENS = np.random.default_rng(0).integers(0, V, (B, T)).astype(np.int32)
-LENGTHS = np.array([T, 7, 5])
-PADDED = GPTConfig(vocab_multiple=8)
-VALID = np.arange(T)[None] < LENGTHS[:, None]
 
 SIZES = {"n_positions": 29, "n_embd": 21, "n_head": 3, "n_layer": L}
 DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -86,32 +89,13 @@ def made(case, seed, folder):
     ), huggingface.read(folder, PADDED)
 
 
-def run(theirs, **more):
-    """Return what their model computes for the batch."""
-    tokens, valid = (torch.tensor(array.astype(np.int64)) for array in (TOKENS, VALID))
-    return theirs(
-        input_ids=tokens, attention_mask=valid, output_hidden_states=True, **more
-    )
-
-
-def _states(module):
-    """Return the L + 1 hidden states (B, T, D)."""
-    x = module.embedding(TOKENS) + module.positions(T, 0)
-    return [
-        x,
-        *jnp.moveaxis(
-            module.decoder.outputs(x, CAUSAL & padding(jnp.asarray(VALID))), 1, 0
-        ),
-    ]
-
-
 @functools.lru_cache
 def compiled(module):
     """Return the function from parameters to the hidden states and the logits."""
 
     def both(params):
         variables = {"params": params}
-        return module.apply(variables, method=_states), module.apply(
+        return module.apply(variables, method=states_of), module.apply(
             variables, TOKENS, VALID
         )
 
@@ -122,7 +106,10 @@ def compiled(module):
 @pytest.mark.parametrize("case", CASES)
 def test_hidden_states_and_logits(tmp_path, case, seed):
     theirs, found = made(case, seed, tmp_path)
-    result, (states, logits) = run(theirs), compiled(found.module)(found.params())
+    result, (states, logits) = (
+        run(torch, theirs),
+        compiled(found.module)(found.params()),
+    )
     assert len(states) == len(result.hidden_states) == L + 1
     for ours, expected in zip(
         [*states, logits[..., :V]], [*result.hidden_states, result.logits], strict=True
@@ -134,6 +121,7 @@ def test_hidden_states_and_logits(tmp_path, case, seed):
 def test_loss_and_gradients(tmp_path, case):
     theirs, found = made(case, 4, tmp_path)
     result = run(
+        torch,
         theirs.train(),
         labels=torch.tensor(np.where(VALID, TOKENS, -100).astype(np.int64)),
     )
@@ -151,47 +139,13 @@ def test_loss_and_gradients(tmp_path, case):
     check_gradients(found, gradients, theirs)
 
 
-def continued(found, eos, **options):
-    """Return our greedy continuations of the rows of the batch, up to the end id
-    `eos`.
-    """
-    module, params = found.module, {"params": found.params()}
-    extend = functools.partial(module.apply, params, method=module.extend)
-    writer = Writer(
-        extend,
-        GenerationConfig(max_extra=NEW, **options),
-        True,
-        V,
-        bos_id=eos,
-        eos_id=eos,
-        pad_id=None,
-    )
-
-    @jax.jit
-    def write(tokens, lengths):
-        cache = module.apply(params, B, T + NEW, method=module.start)
-        written = writer.begin(cache, tokens, lengths)
-        return writer.proceed(written, T, lengths, jnp.arange(B), NEW).tokens
-
-    return np.asarray(write(TOKENS, LENGTHS))
-
-
-def generated(theirs, row, eos, **options):
-    """Return their continuation of a row. After the end come end ids, as in ours."""
-    prompt = torch.tensor(TOKENS[row : row + 1, : LENGTHS[row]].astype(np.int64))
-    fixed = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": eos}
-    tokens = theirs.generate(prompt, **fixed, **{"eos_token_id": eos} | options)
-    found = tokens[0, LENGTHS[row] :].numpy()
-    return np.pad(found, (0, NEW - len(found)), constant_values=eos)
-
-
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("case", [case for case in CASES if case != "openai-gpt relu"])
 def test_greedy_continuations(tmp_path, case, seed):
     """The end id is a token that their model writes."""
     theirs, found = made(case, seed, tmp_path)
-    eos = int(generated(theirs, 1, V - 1)[4])
-    expected = np.stack([generated(theirs, row, eos) for row in range(B)])
+    eos = int(generated(torch, theirs, 1, V - 1)[4])
+    expected = np.stack([generated(torch, theirs, row, eos) for row in range(B)])
     assert (expected == eos).any()
     np.testing.assert_array_equal(continued(found, eos), expected)
 
@@ -201,7 +155,7 @@ def test_rules_of_continuations(tmp_path):
     ends.
     """
     theirs, found = made("gpt2", 0, tmp_path)
-    plain = [generated(theirs, row, V - 1) for row in range(B)]
+    plain = [generated(torch, theirs, row, V - 1) for row in range(B)]
     eos, other, barred = int(plain[1][4]), int(plain[0][2]), int(plain[0][0])
     asked = {
         "eos_token_id": [eos, other],
@@ -210,7 +164,9 @@ def test_rules_of_continuations(tmp_path):
         "repetition_penalty": 1.2,
         "suppress_tokens": [barred],
     }
-    expected = np.stack([generated(theirs, row, eos, **asked) for row in range(B)])
+    expected = np.stack(
+        [generated(torch, theirs, row, eos, **asked) for row in range(B)]
+    )
     rules = {
         "end_ids": (other,),
         "min_tokens": 3,
@@ -221,7 +177,7 @@ def test_rules_of_continuations(tmp_path):
         continued(found, eos, **rules, forbidden_ids=(barred,)), expected
     )
     assert (
-        expected != np.stack([generated(theirs, row, eos) for row in range(B)])
+        expected != np.stack([generated(torch, theirs, row, eos) for row in range(B)])
     ).any()
 
 
@@ -316,7 +272,8 @@ def test_models_without_a_head(tmp_path, name):
     states, _ = compiled(found.module)(params := found.params())
     assert (
         relative(
-            states[-1][VALID], run(theirs).last_hidden_state.detach().numpy()[VALID]
+            states[-1][VALID],
+            run(torch, theirs).last_hidden_state.detach().numpy()[VALID],
         )
         < 1e-5
     )

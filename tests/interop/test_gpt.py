@@ -163,13 +163,46 @@ def test_configs_that_leave_sizes_out():
         ),
         (
             gpt.LLAMA,
-            {"rope_scaling": {"rope_type": "llama3"}},
-            "rope_type = 'llama3' is not supported, only 'default'",
+            {"rope_scaling": {"rope_type": "longrope"}},
+            "rope_type = 'longrope' is not supported: choose from default, linear, dyn",
         ),
         (
             gpt.LLAMA,
             {"rope_scaling": {"type": "linear"}},
-            "rope_type = 'linear' is not supported",
+            "rope_parameters lacks factor, which rope_type = 'linear' needs",
+        ),
+        (
+            gpt.LLAMA,
+            {"rope_parameters": {"rope_type": "linear", "factor": 0.5}},
+            "rotary_factor = 0.5 .*must be at least 1",
+        ),
+        (
+            gpt.LLAMA,
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "rope_parameters has positions for 'full_attention' alone",
+        ),
+        (
+            gpt.LLAMA,
+            {
+                "rope_scaling": {"rope_type": "yarn", "factor": 4, "mscale": 0.7}
+                | {"mscale_all_dim": 1.0}
+            },
+            "attention_factor = .* is not supported, only 1.13",
+        ),
+        (
+            gpt.LLAMA,
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4, "truncate": False}},
+            "truncate = False is not supported, only True",
+        ),
+        (
+            gpt.QWEN2,
+            {"use_sliding_window": True},
+            "use_sliding_window = True is not supported, only False",
+        ),
+        (
+            gpt.QWEN3,
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types has sliding_attention: supported are layers of full",
         ),
         (
             gpt.GPT2,
@@ -250,3 +283,65 @@ def test_the_model_type_follows_from_the_model(tmp_path):
         huggingface.write(
             tmp_path / "other", "language_modeling", model, found.params(), {}
         )
+
+
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 512,
+    "rope_theta": 10000.0,
+}
+
+
+@pytest.mark.parametrize(
+    "rotary",
+    [
+        LLAMA_3,
+        YARN,
+        {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
+        {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+    ],
+    ids=lambda rotary: rotary["rope_type"],
+)
+def test_scaled_positions(rotary):
+    model = GPTConfig(**gpt.LLAMA.read({"rope_scaling": rotary}))
+    assert model.scaling.kind == rotary["rope_type"]
+    assert model.scaling.factor == rotary["factor"]
+    written = gpt.LLAMA.write(model)
+    assert written["rope_parameters"] == rotary
+    assert gpt.LLAMA.read(written) == gpt.LLAMA.read({"rope_scaling": rotary}) | {
+        "num_kv_heads": 32
+    }
+
+
+def test_descendants_of_llama():
+    model = GPTConfig(**gpt.MISTRAL.read({}))
+    assert (model.attention_window, model.num_kv_heads) == (4096, 8)
+    assert gpt.MISTRAL.write(model)["sliding_window"] == 4096
+    model = GPTConfig(**gpt.MISTRAL.read({"sliding_window": None}))
+    assert model.attention_window == 0
+    assert gpt.MISTRAL.write(model)["sliding_window"] is None
+    model = GPTConfig(**gpt.QWEN2.read({"sliding_window": 131072}))
+    assert model.attention_bias
+    assert not model.attention_output_bias
+    with pytest.raises(InteropError, match=r"output_bias = False: .* only True"):
+        gpt.LLAMA.write(model)
+    model = GPTConfig(**gpt.QWEN3.read({}))
+    assert (model.qk_norm, model.head_dim, model.attention_bias) == (True, 128, False)
+    with pytest.raises(InteropError, match=r"qk_norm = True: .* only False"):
+        gpt.LLAMA.write(model)
+    scaled = GPTConfig(rotary_scaling="linear", d_model=24, num_heads=3)
+    with pytest.raises(
+        InteropError, match=r"rotary_scaling = 'linear': .* only 'none'"
+    ):
+        gpt.GPT2.write(scaled)

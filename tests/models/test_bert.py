@@ -429,7 +429,7 @@ def test_parameters_and_products_are_counted(name):
     ("changes", "field"),
     [
         ({"architecture": "gpt"}, "architecture"),
-        ({"num_segments": 0}, "num_segments"),
+        ({"num_segments": -1}, "num_segments"),
         ({"embedding_init": "zeros"}, "embedding_init"),
         ({"init": "zeros"}, "init"),
         ({"norm_epsilon": 0.0}, "norm_epsilon"),

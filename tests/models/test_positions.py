@@ -14,6 +14,7 @@ import pytest
 from helpers import oracle
 from helpers.closed_forms import forward_flops, num_parameters
 from helpers.sizes import ENCODER_DECODER
+from transformer_jax.errors import UserError
 from transformer_jax.models import stack
 from transformer_jax.models.attention import MultiHeadAttention, dot_product_attention
 from transformer_jax.models.caches import SharedPast
@@ -23,6 +24,7 @@ from transformer_jax.models.positions import (
     POSITIONS,
     Positions,
     Relations,
+    Scaling,
     clipped_distances,
     grid_positions,
     make_places,
@@ -690,3 +692,38 @@ def test_positions_of_a_grid_are_those_of_its_rows_beside_those_of_its_columns()
     for y, x in np.ndindex(3, 5):
         expected = np.concatenate([rows[y], columns[x]])
         np.testing.assert_allclose(found[5 * y + x], expected, atol=1e-6)
+
+
+def test_scaled_angles():
+    """Fast pairs keep their angles, slow ones are divided by the factor, and "dynamic"
+    changes nothing up to the length of the training.
+    """
+    width, base, factor = 32, 1e5, 4.0
+    plain = Scaling().periods(width, base, 7)
+    linear = Scaling("linear", factor).periods(width, base, 7)
+    np.testing.assert_allclose(linear, factor * plain, rtol=1e-12)
+    for kind in ("llama3", "yarn"):
+        scaling = Scaling(kind, factor, 2000, slow=1.0, fast=32.0)
+        stretch = scaling.periods(width, base, 7) / plain
+        turns = 2000 / (2 * np.pi * plain)
+        np.testing.assert_allclose(stretch[turns > 40], 1, rtol=1e-12)
+        np.testing.assert_allclose(stretch[turns < 0.8], factor, rtol=1e-12)
+        assert (np.diff(stretch) > -1e-12).all()
+        assert 1 < np.median(stretch) < factor
+    dynamic = Scaling("dynamic", factor, length=10)
+    np.testing.assert_allclose(dynamic.periods(width, base, 10), plain, rtol=1e-12)
+    longer = dynamic.periods(width, base, 20)
+    # the slowest pair is stretched by factor · 20 / 10 - (factor - 1)
+    np.testing.assert_allclose(longer[-1] / plain[-1], 2 * factor - factor + 1)
+    with pytest.raises(UserError, match="'dynamic': depends on the length"):
+        dynamic.periods(width, base, None)
+
+
+def test_yarn_scales_queries_and_keys():
+    plain = rotary_waves(np.arange(5), 5, 8)
+    scaling = Scaling("yarn", 1.0, 100)
+    np.testing.assert_array_equal(rotary_waves(np.arange(5), 5, 8, 1e4, scaling), plain)
+    scaling = Scaling("yarn", 4.0, 100)
+    waves = rotary_waves(np.arange(5), 5, 8, 1e4, scaling)
+    length = np.square(waves).reshape(5, 4, 2).sum(-1)
+    np.testing.assert_allclose(np.sqrt(length), 0.1 * np.log(4) + 1, rtol=1e-6)

@@ -228,3 +228,42 @@ def test_a_block_with_cross_attention_needs_a_memory():
         jax.eval_shape(
             Block(CONFIG, cross=True).init, jax.random.key(0), normal(B, T, D)
         )
+
+
+WINDOWED = dataclasses.replace(CONFIG, attention_window=2)
+
+
+def test_a_window_is_a_mask():
+    """Position i sees i - 1 and i, in training and with a cache."""
+    _, params = make(cross=False)
+    x = normal(B, T, D)
+    near = np.tri(T, dtype=bool) & ~np.tri(T, k=-2, dtype=bool)
+    expected = Stack(CONFIG, L).apply({"params": params}, x, near[None, None])
+    model = Stack(WINDOWED, L)
+    found = model.apply({"params": params}, x, CAUSAL)
+    assert oracle.relative(found, expected) <= 1e-6
+    cache = model.apply({"params": params}, B, T, method=Stack.init_cache)
+    for part in (slice(0, 3), slice(3, 4), slice(4, T)):
+        y, cache = model.apply(
+            {"params": params}, x[:, part], cache, part.start, method=Stack.extend
+        )
+        assert oracle.relative(y, expected[:, part]) <= 1e-5
+
+
+def test_norms_of_queries_and_keys():
+    """They make the scores independent of the size of W_Q and W_K. Their gains have
+    the width of a head.
+    """
+    config = dataclasses.replace(CONFIG, qk_norm=True, attention_output_bias=False)
+    model = Stack(config, 1)
+    x = normal(B, T, D)
+    params = nn.unbox(jax.jit(model.init)(jax.random.key(0), x, CAUSAL))["params"]
+    attention = params["layers"]["self_attention"]
+    assert attention["query_norm"]["scale"].shape == (1, 4)
+    assert "bias" not in attention["output"]
+    assert "bias" in attention["value"]
+    apply = jax.jit(model.apply)
+    expected = apply({"params": params}, x, CAUSAL)
+    for name in ("query", "key"):
+        attention[name] = jax.tree.map(lambda x: 100 * x, attention[name])
+    assert oracle.relative(apply({"params": params}, x, CAUSAL), expected) <= 1e-4

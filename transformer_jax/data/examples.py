@@ -231,12 +231,14 @@ class Frame(NamedTuple):
     [EXTRACT] (Radford et al. 2018, Section 3.3). None: no id.
 
     empty: the id that stands for a row without any other, if there is one.
+    separators: the number of separators between the texts of a pair: 2 in RoBERTa.
     """
 
     begin: int | None
     separator: int | None
     end: int | None
     empty: int | None = None
+    separators: int = 1
 
 
 def laid_out(
@@ -281,6 +283,7 @@ def laid_out(
         parts = [*begin, cut_first, *end]
         after_first = end
     else:
+        separator = separator * frame.separators
         room = limit - len(begin) - len(separator) - len(end)
         lengths = np.stack([first.lengths, second.lengths], axis=1)
         sizes = longest_first(lengths, room)

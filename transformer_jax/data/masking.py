@@ -31,6 +31,7 @@ from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.corpus_batches import cut
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.segments import Documents, Segments
+from transformer_jax.data.tokenizer_frames import mask_takes_space
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
 
 log = logging.getLogger(__name__)
@@ -341,10 +342,13 @@ def blank_batches(
 def encode_blanks(lines: Sequence[str], tokenizer: Tokenizer) -> Ragged:
     """Encode lines as [CLS] line [SEP].
 
-    Unlike elsewhere, [MASK] in a line becomes the id of that token.
+    Unlike elsewhere, [MASK] in a line becomes the id of that token. The tokenizer may
+    drop the spaces before it.
     """
     ids = Specials.of(tokenizer)
     parts = [line.split(MASK) for line in lines]
+    if mask_takes_space(tokenizer):
+        parts = [[*(part.rstrip() for part in more), last] for *more, last in parts]
     pieces = iter(tokenizer.encode_batch([part for line in parts for part in line]))
     rows = []
     for _, *more in parts:

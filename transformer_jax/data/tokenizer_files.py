@@ -25,6 +25,7 @@ from tokenizers import (
 )
 
 from transformer_jax.data import files, sentencepiece, sources
+from transformer_jax.data.tokenizer_frames import separators
 from transformer_jax.data.tokenizer_training import bert
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError, of_bert
 from transformer_jax.errors import UserError
@@ -53,6 +54,20 @@ TYPES = {
 KEYS = ("tokenizer", "lowercase", "min_count", "joint_tokenizer")
 # classes that leave tokenizer.json as it is
 GENERIC = ("PreTrainedTokenizer", "TokenizersBackend", "None")
+# the class of a folder that names only the type of its model
+CLASSES = {
+    "gpt2": "GPT2Tokenizer",
+    "openai-gpt": "OpenAIGPTTokenizer",
+    "roberta": "RobertaTokenizer",
+}
+# the special tokens of RoBERTa's tokenizers, unless a folder names others
+ROBERTA = {
+    "bos_token": "<s>",
+    "pad_token": "<pad>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "mask_token": "<mask>",
+}
 # Settings of BERT's tokenizers, and their names in `tokenizer.json`.
 NORMALIZATION = {
     "do_lower_case": "lowercase",
@@ -267,6 +282,7 @@ def contents(
     end: bool = False,
     pad_id: int | None = None,
     max_length: int | None = None,
+    segments: bool = True,
 ) -> dict[str, bytes]:
     """Return the files of a tokenizer: `tokenizer.json`, `tokenizer_config.json` and,
     for BERT's, `vocab.txt`.
@@ -279,6 +295,7 @@ def contents(
             tokenizer, if it has one.
         max_length: most positions of the model; transformers warns of longer texts.
             None: no limit.
+        segments: transformers tells the model to which text of a pair a token belongs.
 
     Raises:
         TokenizerError: the tokenizer lacks the id that `begin` or `end` needs.
@@ -291,13 +308,15 @@ def contents(
     content.pop("special_ids", None)
     library = tokenizers.Tokenizer.from_str(json.dumps(content))
     if begin or end:
-        library.post_processor = _template(tokenizer, begin, end)
+        library.post_processor = _template(tokenizer, begin, end, segments)
     wordpiece = of_bert(content) and content["model"]["type"] == "WordPiece"
     settings: Settings = {
         "tokenizer_class": "BertTokenizer" if wordpiece else "PreTrainedTokenizerFast",
         "model_max_length": max_length,
         "clean_up_tokenization_spaces": False,
     }
+    if not segments:
+        settings["model_input_names"] = ["input_ids", "attention_mask"]
     for name, keys in (NAMED | {"unk_id": ("unk_token",)}).items():
         special_id = getattr(tokenizer, name)
         if name == "pad_id" and pad_id is not None:
@@ -319,7 +338,7 @@ def contents(
 
 
 def _template(
-    tokenizer: Tokenizer, begin: bool, end: bool
+    tokenizer: Tokenizer, begin: bool, end: bool, segments: bool
 ) -> processors.TemplateProcessing:
     """Return the post-processor that puts special ids around a text, and around both
     texts of a pair.
@@ -339,10 +358,12 @@ def _template(
         special_tokens[name] = (tokenizer.tokens([special_id])[0], special_id)
     first = [special_tokens["begin"][0]] if begin else []
     last = [special_tokens["end"][0]] if end else []
+    between = last * (separators(tokenizer) - 1)
     single = [f"{piece}:0" for piece in (*first, "$A", *last)]
+    second = [f"{piece}:{int(segments)}" for piece in ("$B", *last)]
     return processors.TemplateProcessing(
         single=single,
-        pair=single + [f"{piece}:1" for piece in ("$B", *last)],
+        pair=[*single, *(f"{piece}:0" for piece in between), *second],
         special_tokens=list(special_tokens.values()),
     )
 
@@ -424,7 +445,7 @@ def _class(settings: Settings) -> str:
     name = str(
         settings.get("tokenizer_class", settings.get("model_type"))
     ).removesuffix("Fast")
-    return {"gpt2": "GPT2Tokenizer", "openai-gpt": "OpenAIGPTTokenizer"}.get(name, name)
+    return CLASSES.get(name, name)
 
 
 def _put_prefix(content: dict[str, Any], prefix: bool) -> None:
@@ -472,17 +493,20 @@ def _word_pieces(folder: epath.Path, settings: Settings) -> str:
 
 
 def _byte_pairs(folder: epath.Path, settings: Settings) -> str:
-    """Read the tokenizer of GPT-2 or of the first GPT from `vocab.json` and
+    """Read the tokenizer of GPT-2, RoBERTa or the first GPT from `vocab.json` and
     `merges.txt`.
 
-    GPT-2's works on bytes (Radford et al. 2019, section 2.2). The first GPT's splits
-    text as BERT's, and marks the ends of words (Radford et al. 2018, section 4.1).
+    GPT-2's works on bytes (Radford et al. 2019, section 2.2), and RoBERTa's does the
+    same with other special tokens (Liu et al. 2019, section 4.4). The first GPT's
+    splits text as BERT's, and marks the ends of words (Radford et al. 2018, section
+    4.1).
     Differs: the latter was split by spaCy, as transformers no longer does.
     """
     kind = _class(settings)
     vocabulary, merges = _merges(folder)
-    if kind == "GPT2Tokenizer":
-        named = {"eos_token": "<|endoftext|>"} | settings
+    if kind in ("GPT2Tokenizer", "RobertaTokenizer"):
+        of_gpt = kind == "GPT2Tokenizer"
+        named = ({"eos_token": "<|endoftext|>"} if of_gpt else ROBERTA) | settings
         tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
             add_prefix_space=settings.get("add_prefix_space", False)
@@ -500,13 +524,30 @@ def _byte_pairs(folder: epath.Path, settings: Settings) -> str:
     else:
         raise TokenizerError(
             f"{folder} has vocab.json and merges.txt, but tokenizer_class "
-            f"or model_type is {kind}: known are GPT2Tokenizer and OpenAIGPTTokenizer. "
+            f"or model_type is {kind}: known are {', '.join(CLASSES.values())}. "
             "Let transformers write tokenizer.json: "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)."
         )
     special = dict.fromkeys(named[key] for key in TOKENS if key in named)
     tokenizer.add_special_tokens([token for token in special if token in vocabulary])
+    if kind == "RobertaTokenizer":
+        _as_roberta(tokenizer, named)
     return _with_added(tokenizer, folder, settings).to_str()
+
+
+def _as_roberta(tokenizer: tokenizers.Tokenizer, named: Settings) -> None:
+    """Let a tokenizer frame texts, and drop spaces before a mask, as RoBERTa's does."""
+    mask = AddedToken(named["mask_token"], lstrip=True, normalized=False)
+    tokenizer.add_special_tokens([mask])
+    first, last = named["bos_token"], named["eos_token"]
+    ids = [tokenizer.token_to_id(token) for token in (first, last)]
+    if None in ids:
+        raise TokenizerError(
+            f"vocab.json lacks {first} or {last}: copy all files of one model"
+        )
+    tokenizer.post_processor = processors.RobertaProcessing(
+        (last, ids[1]), (first, ids[0])
+    )
 
 
 def _vocabulary(path: epath.Path) -> dict[str, int]:

@@ -19,7 +19,9 @@ from transformer_jax.data.ragged import Ragged, Windows
 from transformer_jax.data.sources import DataError
 from transformer_jax.data.streams import SpecialIds
 from transformer_jax.data.text import TextData
+from transformer_jax.data.tokenizer_frames import separators
 from transformer_jax.data.tokenizers import Tokenizer
+from transformer_jax.errors import UserError
 
 JOINER = "\u200d"  # makes one symbol of the two beside it
 SKIN_TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
@@ -122,7 +124,7 @@ def _is_in(context: str, answer: Answer) -> bool:
 
 class QuestionWindows:
     """Questions, each with the windows of its context, as rows [CLS] question [SEP]
-    window [SEP].
+    window [SEP]. The tokenizer may have several [SEP]s after the question.
 
     Warnings give the number of questions that are cut or have no tokens, and of
     contexts that have none.
@@ -170,15 +172,24 @@ class QuestionWindows:
             "have a context without tokens, and are answered by ''",
         )
         asked = questions.first(most)
-        rooms = config.max_length - SPECIALS - asked.lengths
+        count = separators(tokenizer)
+        rooms = config.max_length - 2 - count - asked.lengths
+        if config.stride > (shortest := rooms.min(initial=config.stride)):
+            raise UserError(
+                f"data.stride = {config.stride}: must be at most {shortest} with this "
+                f"tokenizer, which puts {count} ids between the texts of a pair; "
+                "lower it or raise data.max_length"
+            )
         windows = Windows.over(lengths, rooms, config.stride)
         self._windows = windows
         self.owners = windows.owners
         part = ids.parts(windows._replace(owners=self._context[windows.owners]))
         begins = Ragged.repeated(special.begin, len(self.owners))
         ends = Ragged.repeated(special.end, len(self.owners))
-        self.rows = Ragged.beside([begins, asked.take(self.owners), ends, part, ends])
-        self.second = asked.lengths[self.owners] + 2
+        between = [ends] * count
+        asked_again = asked.take(self.owners)
+        self.rows = Ragged.beside([begins, asked_again, *between, part, ends])
+        self.second = asked_again.lengths + 1 + count
 
     def targets(
         self, answers: Sequence[Answer | None], source: str

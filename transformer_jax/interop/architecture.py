@@ -19,6 +19,13 @@ from transformer_jax.interop.tensors import InteropError
 
 Json = Mapping[str, Any]
 NOTHING: Mapping[str, Any] = types.MappingProxyType({})
+# Fields of ours that few classes have, and their values in all others.
+PLAIN = {
+    "attention_output_bias": True,
+    "attention_window": 0,
+    "qk_norm": False,
+    "rotary_scaling": "none",
+}
 # What torch.compile, DistributedDataParallel, FSDP and PEFT put into names of tensors.
 INSIDE = r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 WRAPPERS = re.compile(rf"^(module\.|base_model\.model\.|{INSIDE})+|{INSIDE}")
@@ -61,6 +68,7 @@ class ConfigMap:
     theirs: keys of theirs that must have these values. They are transformers' defaults,
         and are not written.
     ours: fields of ours that have these values.
+    free: fields of `PLAIN` that a subclass reads and writes.
     derived: fields of ours that follow from the others, by default the width of heads.
     aliases: other names of their keys, which transformers reads as well.
     more: further keys of theirs that are read, or that have no effect.
@@ -68,7 +76,7 @@ class ConfigMap:
 
     model: type
     names: Mapping[str, tuple[str, Any]]
-    choices: Mapping[str, tuple[str, str, Mapping[str, str]]] = dataclasses.field(
+    choices: Mapping[str, tuple[str, Any, Mapping[Any, Any]]] = dataclasses.field(
         default_factory=dict
     )
     theirs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -76,6 +84,18 @@ class ConfigMap:
     derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] = widths
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     more: Collection[str] = ()
+    free: Collection[str] = ()
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The fields of ours that have the same values in every model."""
+        known = {field for field, *_ in [*self.names.values(), *self.choices.values()]}
+        plain = {
+            field: value
+            for field, value in PLAIN.items()
+            if field not in known and field not in self.free
+        }
+        return plain | dict(self.ours)
 
     @property
     def supported(self) -> set[str]:
@@ -140,10 +160,10 @@ class ConfigMap:
             if (value := config.get(key, default)) not in list(values):
                 raise InteropError(
                     f"config.json: {key} = {value!r} is not supported: "
-                    f"choose from {', '.join(values)}"
+                    f"choose from {', '.join(map(str, values))}"
                 )
             fields[field] = values[value]
-        return dict(self.ours) | fields | dict(self.derived(fields))
+        return self.fixed | fields | dict(self.derived(fields))
 
     def write(self, model: Any) -> dict[str, Any]:
         """Return keys of config.json.
@@ -151,7 +171,7 @@ class ConfigMap:
         Raises InteropError for a model that transformers does not have.
         """
         derived = self.derived(dataclasses.asdict(model))
-        for field, value in (dict(self.ours) | dict(derived)).items():
+        for field, value in (self.fixed | dict(derived)).items():
             if (ours := getattr(model, field)) != value:
                 raise InteropError(
                     f"config.model.{field} = {ours!r}: "
@@ -163,7 +183,7 @@ class ConfigMap:
             if (value := getattr(model, field)) not in written:
                 raise InteropError(
                     f"config.model.{field} = {value!r}: "
-                    f"transformers has only {', '.join(written)}"
+                    f"transformers has only {', '.join(map(str, written))}"
                 )
             config[key] = written[value]
         return config
@@ -384,6 +404,8 @@ class Architecture:
     example: tokens (B, T) → arguments with which the module is initialized.
     around: (begin, end): which special ids the tokenizer of transformers puts around a
         text.
+    segments: the tokenizer of transformers says to which text of a pair a token
+        belongs.
     renamed: (old, new) ends of names, which files of older versions have.
     ties: other name of a tensor → its name here. A file may hold a tied tensor under
         either.
@@ -406,6 +428,7 @@ class Architecture:
     prefix: str = ""
     bare: bool = False
     around: tuple[bool, bool] = (False, False)
+    segments: bool = True
     ends: str = ""
     begins: str = ""
     special_ids: Callable[[Mapping[str, int | None]], dict[str, Any]] = lambda ids: {}

@@ -1,4 +1,6 @@
-"""GPT (`openai-gpt`), GPT-2 and Llama of transformers, as `models.gpt`."""
+"""GPT (`openai-gpt`), GPT-2, Llama, Mistral, Qwen2 and Qwen3 of transformers, as
+`models.gpt`.
+"""
 
 import dataclasses
 import functools
@@ -7,7 +9,7 @@ from typing import Any
 
 import flax.linen as nn
 
-from transformer_jax.interop import generation
+from transformer_jax.interop import generation, rope
 from transformer_jax.interop.architecture import (
     Architecture,
     Classes,
@@ -24,6 +26,8 @@ from transformer_jax.interop.tensors import InteropError
 from transformer_jax.models import gpt
 
 HEADS = ("query", "key", "value")
+HEADS_SHARED = "num_key_value_heads"
+WINDOW = "sliding_window"
 # Values of ours that all of these models have. Of GPT and GPT-2 alone: COMMON.
 SHARED = {
     "architecture": "gpt",
@@ -72,37 +76,31 @@ class GPTMap(ConfigMap):
 
 
 class LlamaMap(ConfigMap):
-    """The keys of Llama.
-
-    Those of its rotary positions have two forms, and some are null.
-    """
+    """The keys of Llama and of its descendants, some of which are null."""
 
     def fields(self, config: Json) -> dict[str, Any]:
         given = {key: value for key, value in config.items() if value is not None}
-        rotary = typed(given, "rope_scaling", {}, dict) | typed(
-            given, "rope_parameters", {}, dict
-        )
-        kind = rotary.get("rope_type", rotary.get("type", "default"))
-        if kind != "default":
+        nulls = {
+            key: 0 for key in (HEADS_SHARED, WINDOW) if key in config.keys() - given
+        }
+        if (base := rope.base(given)) is not None:
+            given["rope_theta"] = base
+        kinds = set(typed(given, "layer_types", [], list)) - {"full_attention"}
+        if kinds:
             raise InteropError(
-                f"config.json: rope_type = {kind!r} is not supported, only 'default'"
+                f"config.json: layer_types has {', '.join(map(str, sorted(kinds)))}: "
+                "supported are layers of full_attention"
             )
-        if (part := rotary.get("partial_rotary_factor", 1)) != 1:
-            raise InteropError(
-                "config.json: "
-                f"partial_rotary_factor = {part!r} is not supported, only 1"
-            )
-        if "rope_theta" in rotary:
-            given["rope_theta"] = rotary["rope_theta"]
-        fields = super().fields(given)
+        fields = super().fields(nulls | given) | rope.read(given)
         width = fields["head_dim"] or widths(fields)["head_dim"]
         return fields | {"head_dim": width, "value_dim": width, "dropout_rate": 0.0}
 
     def write(self, model: Any) -> dict[str, Any]:
         config = super().write(model)
-        heads = config["num_key_value_heads"] or config["num_attention_heads"]
-        rotary = {"rope_type": "default", "rope_theta": config["rope_theta"]}
-        return config | {"num_key_value_heads": heads, "rope_parameters": rotary}
+        heads = config[HEADS_SHARED] or config["num_attention_heads"]
+        if WINDOW in config:
+            config[WINDOW] = config[WINDOW] or None
+        return config | {HEADS_SHARED: heads, "rope_parameters": rope.write(model)}
 
 
 def _wider(fields: Mapping[str, Any]) -> dict[str, int]:
@@ -160,46 +158,109 @@ GPT2 = GPTMap(
     derived=_wider,
     aliases=ALIASES,
 )
-LLAMA = LlamaMap(
-    gpt.GPTConfig,
-    names={
+
+
+def _llama_map(
+    names: Mapping[str, tuple[str, Any]],
+    theirs: Mapping[str, Any],
+    more: tuple[str, ...] = (),
+    **ours: Any,
+) -> LlamaMap:
+    """Return the map of Llama or of a descendant.
+
+    `names` are the keys that it has besides those of all, or with other defaults.
+    """
+    return LlamaMap(
+        gpt.GPTConfig,
+        names={
+            "hidden_size": ("d_model", 4096),
+            "num_hidden_layers": ("num_layers", 32),
+            "num_attention_heads": ("num_heads", 32),
+            HEADS_SHARED: ("num_kv_heads", 0),
+            "head_dim": ("head_dim", 0),
+            "rms_norm_eps": ("norm_epsilon", 1e-6),
+            "rope_theta": ("rotary_base", 10000.0),
+            "attention_dropout": ("attention_dropout_rate", 0.0),
+            "tie_word_embeddings": ("tie_embeddings", False),
+            **names,
+        },
+        choices={
+            "hidden_act": (
+                "activation",
+                "silu",
+                {
+                    "silu": "silu",
+                    "gelu": "gelu",
+                    "gelu_new": "gelu_tanh",
+                    "gelu_pytorch_tanh": "gelu_tanh",
+                    "relu": "relu",
+                },
+            )
+        },
+        theirs=theirs,
+        ours=SHARED
+        | {
+            "norm": "pre",
+            "norm_type": "rms_norm",
+            "positions": "rotary",
+            "feed_forward": "gated",
+            **ours,
+        },
+        derived=lambda fields: {"value_dim": fields["head_dim"]},
+        more=("rope_scaling", "rope_parameters", "layer_types", *more),
+        free=("rotary_scaling",),
+    )
+
+
+LLAMA = _llama_map(
+    {
         "vocab_size": ("vocab_size", 32000),
-        "hidden_size": ("d_model", 4096),
         "intermediate_size": ("d_ff", 11008),
-        "num_hidden_layers": ("num_layers", 32),
-        "num_attention_heads": ("num_heads", 32),
-        "num_key_value_heads": ("num_kv_heads", 0),
-        "head_dim": ("head_dim", 0),
         "max_position_embeddings": ("max_length", 2048),
-        "rms_norm_eps": ("norm_epsilon", 1e-6),
-        "rope_theta": ("rotary_base", 10000.0),
-        "attention_dropout": ("attention_dropout_rate", 0.0),
         "attention_bias": ("attention_bias", False),
         "mlp_bias": ("feed_forward_bias", False),
-        "tie_word_embeddings": ("tie_embeddings", False),
     },
-    choices={
-        "hidden_act": (
-            "activation",
-            "silu",
-            {
-                "silu": "silu",
-                "gelu": "gelu",
-                "gelu_new": "gelu_tanh",
-                "gelu_pytorch_tanh": "gelu_tanh",
-                "relu": "relu",
-            },
-        )
+    theirs={},
+)
+MISTRAL = _llama_map(
+    {
+        "vocab_size": ("vocab_size", 32000),
+        "intermediate_size": ("d_ff", 14336),
+        "max_position_embeddings": ("max_length", 131072),
+        HEADS_SHARED: ("num_kv_heads", 8),
+        WINDOW: ("attention_window", 4096),
     },
-    ours=SHARED
-    | {
-        "norm": "pre",
-        "norm_type": "rms_norm",
-        "positions": "rotary",
-        "feed_forward": "gated",
+    theirs={},
+    attention_bias=False,
+    feed_forward_bias=False,
+)
+QWEN = {
+    "vocab_size": ("vocab_size", 151936),
+    "intermediate_size": ("d_ff", 22016),
+    "max_position_embeddings": ("max_length", 32768),
+    HEADS_SHARED: ("num_kv_heads", 32),
+}
+# without its use, a window has no effect
+NO_WINDOW = {"use_sliding_window": False}
+OF_WINDOWS = (WINDOW, "max_window_layers")
+QWEN2 = _llama_map(
+    QWEN,
+    theirs=NO_WINDOW,
+    more=OF_WINDOWS,
+    attention_bias=True,
+    attention_output_bias=False,
+    feed_forward_bias=False,
+)
+QWEN3 = _llama_map(
+    {
+        **QWEN,
+        "head_dim": ("head_dim", 128),
+        "attention_bias": ("attention_bias", False),
     },
-    derived=lambda fields: {"value_dim": fields["head_dim"]},
-    more=("rope_scaling", "rope_parameters"),
+    theirs=NO_WINDOW,
+    more=OF_WINDOWS,
+    qk_norm=True,
+    feed_forward_bias=False,
 )
 
 
@@ -248,13 +309,14 @@ def with_conv1d(
 
 
 def llama(model: gpt.GPTConfig, outputs: Outputs) -> list[Entry]:
-    """Return the entries of Llama.
+    """Return the entries of Llama and of its descendants.
 
-    Its rotary positions turn the first half of a head's features with the second.
+    Their rotary positions turn the first half of a head's features with the second.
     """
     layer = "decoder/layers"
     theirs = "model.layers.{}"
     turned = Layout(1, transposed=True, halves=True)
+    norms = {"query": "q_norm", "key": "k_norm"} if model.qk_norm else {}
     maps = {
         f"{layer}/self_attention/query": (
             f"{theirs}.self_attn.q_proj",
@@ -274,7 +336,7 @@ def llama(model: gpt.GPTConfig, outputs: Outputs) -> list[Entry]:
         f"{layer}/self_attention/output": (
             f"{theirs}.self_attn.o_proj",
             JOINING,
-            model.attention_bias,
+            model.attention_bias and model.attention_output_bias,
         ),
         f"{layer}/feed_forward/gate": (
             f"{theirs}.mlp.gate_proj",
@@ -298,6 +360,14 @@ def llama(model: gpt.GPTConfig, outputs: Outputs) -> list[Entry]:
             entry
             for name, (their, layout, bias) in maps.items()
             for entry in linear(name, their, layout)[: 1 + bias]
+        ),
+        *(
+            Entry(
+                f"{layer}/self_attention/{name}_norm/scale",
+                f"{theirs}.self_attn.{their}.weight",
+                dataclasses.replace(turned, inputs=0),
+            )
+            for name, their in norms.items()
         ),
         Entry(
             f"{layer}/self_attention_residual/rms_norm/scale",
@@ -424,6 +494,13 @@ _gpt2: Any = functools.partial(
     ties={"lm_head.weight": "transformer.wte.weight"},
     unused=r".*\.attn\.(masked_)?bias|lm_head\.weight",
 )
+_llama: Any = functools.partial(
+    _architecture,
+    table=llama,
+    prefix="model.",
+    ties={"lm_head.weight": "model.embed_tokens.weight"},
+    unused=r".*rotary_emb\.inv_freq|lm_head\.weight",
+)
 _classifying: Any = functools.partial(
     _gpt2,
     "GPT2ForSequenceClassification",
@@ -443,13 +520,8 @@ ARCHITECTURES = (
     _gpt2("GPT2Model", bare=True),
     _classifying(task="classification", head=OnPlainText(Classes())),
     _classifying(task="regression", head=OnPlainText(Value())),
-    _architecture(
-        "LlamaForCausalLM",
-        model_type="llama",
-        config=LLAMA,
-        table=llama,
-        prefix="model.",
-        ties={"lm_head.weight": "model.embed_tokens.weight"},
-        unused=r".*rotary_emb\.inv_freq|lm_head\.weight",
-    ),
+    _llama("LlamaForCausalLM", model_type="llama", config=LLAMA),
+    _llama("MistralForCausalLM", model_type="mistral", config=MISTRAL),
+    _llama("Qwen2ForCausalLM", model_type="qwen2", config=QWEN2),
+    _llama("Qwen3ForCausalLM", model_type="qwen3", config=QWEN3),
 )

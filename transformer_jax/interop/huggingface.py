@@ -21,11 +21,13 @@ from flax import traverse_util
 from transformer_jax import files
 from transformer_jax.interop import (
     bert,
+    distilbert,
     generation,
     gpt,
     keys,
     layouts,
     marian,
+    roberta,
     t5,
     tensors,
 )
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     *bert.ARCHITECTURES,
+    *roberta.ARCHITECTURES,
+    *distilbert.ARCHITECTURES,
     *gpt.ARCHITECTURES,
     *marian.ARCHITECTURES,
     *t5.ARCHITECTURES,
@@ -166,7 +170,7 @@ def describe(folder: os.PathLike | str) -> Description:
             f"architectures = {listed!r}, only {named[0].model_type!r}"
         )
     try:
-        keys.refuse(config)
+        keys.refuse(config, named[0].config.supported)
         fields = named[0].config.read(config)
         heads = [architecture.head.read(config) for architecture in named]
     except ValueError as error:

@@ -140,9 +140,9 @@ HARMLESS = frozenset(
 )
 
 
-def refuse(config: Json) -> None:
+def refuse(config: Json, supported: Collection[str] = ()) -> None:
     """Raise InteropError for a key that changes what a model computes, and is not
-    supported.
+    `supported`.
     """
     if config.get("quantization_config"):
         raise InteropError(
@@ -151,7 +151,7 @@ def refuse(config: Json) -> None:
         )
     for key, neutral in EFFECTIVE.items():
         value = config.get(key)
-        if value is not None and value not in neutral:
+        if key not in supported and value is not None and value not in neutral:
             raise InteropError(
                 f"config.json: {key} = {value!r:.80} is not supported: it "
                 "changes what the model computes; name a folder of a model without it"

@@ -130,12 +130,14 @@ class Entry:
         holds all of them along axis 0.
     rows: the number of rows of theirs. Ours may have more, which are zeros. None: as
         many as ours.
+    skipped: the number of further rows of theirs, before ours. We write zeros there.
     """
 
     ours: str
     theirs: str
     layout: Layout = SAME
     rows: int | None = None
+    skipped: int = 0
 
 
 def linear(ours: str, theirs: str, layout: Layout = LINEAR) -> list[Entry]:
@@ -174,7 +176,9 @@ class Slot:
             for layer in range(shape[0] if self._stacked else 1)
         ]
         self._held = held[1:] if self._stacked else held
-        self.tensor_shape = self._layout.shape(self._held)
+        self._skipped = entry.skipped
+        rows, *others = self._layout.shape(self._held)
+        self.tensor_shape = (rows + self._skipped, *others)
 
     def read(
         self, index: Sequence[slice], tensor: Callable[[str], np.ndarray]
@@ -190,7 +194,8 @@ class Slot:
         block = np.zeros([len(r) for r in ranges], np.float32)
         for i, layer in enumerate(ranges[0]) if self._stacked else ((0, 0),):
             inner = tuple(index[1:] if self._stacked else index)
-            value = self._layout.read(tensor(self.names[layer]), self._held)[inner]
+            held = tensor(self.names[layer])[self._skipped :]
+            value = self._layout.read(held, self._held)[inner]
             part = block[i] if self._stacked else block
             part[tuple(map(slice, value.shape))] = value
         return block
@@ -199,10 +204,11 @@ class Slot:
         """Put our parameter, or its layer that belongs to the tensor `name`, into
         the tensor.
         """
+        held = tensor[self._skipped :]
         if self._stacked:
-            self._layout.write(tensor, np.asarray(value[self.names.index(name)]))
+            self._layout.write(held, np.asarray(value[self.names.index(name)]))
         else:
-            self._layout.write(tensor, np.asarray(value)[tuple(map(slice, self._held))])
+            self._layout.write(held, np.asarray(value)[tuple(map(slice, self._held))])
 
 
 class Leaf:

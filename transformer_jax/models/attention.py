@@ -28,13 +28,15 @@ from transformer_jax.models.checks import (
 from transformer_jax.models.kernels.choose import Needs, kernel_for, unsupported
 from transformer_jax.models.kernels.heads import repeat_heads
 from transformer_jax.models.kernels.products import product, rounded_product
-from transformer_jax.models.layers import Linear, constrain, dropout
+from transformer_jax.models.layers import Linear, RMSNorm, constrain, dropout
 from transformer_jax.models.masks import ALL, Mask, as_mask
 from transformer_jax.models.positions import (
     NOWHERE,
+    UNSCALED,
     Places,
     Relations,
     RelativePositions,
+    Scaling,
     make_places,
     relative_scores,
     relative_values,
@@ -265,11 +267,15 @@ class MultiHeadAttention(nn.Module):
     positions: "relative" (Shaw et al. 2018; distances are clipped to
         `max_relative_distance`), "relative_bias" (Raffel et al. 2020; all layers of a
         stack share the bias, so it comes with `places`), "rotary" (Su et al. 2021, with
-        θ = `rotary_base`) or "none". Only self-attention may have positions.
+        θ = `rotary_base` and `scaling`) or "none". Only self-attention may have
+        positions.
     scale_scores: False: scores are not divided by √d_k. The initial W_Q is, instead
         (Raffel et al. 2020, in their code).
     num_kv_heads: K key-value heads, each shared by N / K adjacent query heads (Ainslie
         et al. 2023). 1 is multi-query attention (Shazeer 2019); 0 stands for N.
+    output_bias: False: W_O has no bias, even if the other maps have.
+    norm_epsilon: not 0: queries and keys of each head pass an RMS norm with this ε
+        (Henry et al. 2020; Dehghani et al. 2023, Section 2), before they are rotated.
     implementation: how attention is computed, see `attend`. It is the equation itself
         where memory is a cache, and where weights are sown.
 
@@ -296,6 +302,9 @@ class MultiHeadAttention(nn.Module):
     rotary_base: float = 10000.0
     init_scale: float = 1.0  # factor of the initial W_O
     scale_scores: bool = True
+    scaling: Scaling = UNSCALED
+    output_bias: bool = True
+    norm_epsilon: float = 0.0
 
     @property
     def kv_heads(self) -> int:
@@ -334,8 +343,11 @@ class MultiHeadAttention(nn.Module):
             (self.num_heads, self.value_dim, self.d_model),
             ("heads", "head_dim", "embed"),
             init_scale=self.init_scale,
-            **options,
+            **options | {"use_bias": self.use_bias and self.output_bias},
         )
+        if self.norm_epsilon:
+            self.query_norm = RMSNorm(self.norm_epsilon)
+            self.key_norm = RMSNorm(self.norm_epsilon)
         if self.positions == "relative":
             self.relative = RelativePositions(
                 self.max_relative_distance, self.head_dim, self.value_dim
@@ -393,6 +405,8 @@ class MultiHeadAttention(nn.Module):
     def _queries(self, x: Array, places: Places) -> Array:
         """Project x (B, T, D) to queries (B, T, N, H)."""
         query = constrain(self.query(x), "batch", "length", "heads", "head_dim")
+        if self.norm_epsilon:
+            query = self.query_norm(query).astype(query.dtype)
         if places.waves is not None:
             query = rotate(query, places.waves)
         if not self.scale_scores:
@@ -403,6 +417,8 @@ class MultiHeadAttention(nn.Module):
     def heads(self, memory: Array, places: Places = NOWHERE) -> tuple[Array, Array]:
         """Project memory (B, S, D) to keys (B, S, K, H) and values (B, S, K, H')."""
         key = self.key(memory)
+        if self.norm_epsilon:
+            key = self.key_norm(key).astype(key.dtype)
         if places.waves is not None:
             key = rotate(key, places.waves)
         return self._constrained(key), self._constrained(self.value(memory))
@@ -447,6 +463,7 @@ class MultiHeadAttention(nn.Module):
             head_dim=self.head_dim,
             rotary_base=self.rotary_base,
             max_distance=self.max_relative_distance,
+            scaling=self.scaling,
         )
 
     @nn.nowrap

@@ -7,8 +7,7 @@ layers.
 """
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -31,6 +30,9 @@ from transformer_jax.models.stack import SingleStackConfig, Stack, sown_weights
 
 Array = jax.Array
 
+# activations of the pooler
+POOLERS = {"tanh": jnp.tanh, "relu": nn.relu}
+
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig(SingleStackConfig):
@@ -41,7 +43,10 @@ class BertConfig(SingleStackConfig):
 
     architecture: str = "bert"
     vocab_size: int = fields.size(30522, 304)
-    num_segments: int = 2  # e.g. the two sentences of a pair
+    # e.g. the two sentences of a pair. 1: one vector is added to all tokens (RoBERTa,
+    # Liu et al. 2019). 0: none is (DistilBERT, Sanh et al. 2019).
+    num_segments: int = 2
+    pooler_activation: str = "tanh"  # "relu" in DistilBERT's head for classes
     # a position sees only itself and those before it: the paper's "LTR" model (Section
     # 5.1)
     causal: bool = False
@@ -49,14 +54,16 @@ class BertConfig(SingleStackConfig):
     embedding_init: str = "truncated_normal"
     norm_epsilon: float = 1e-12
 
-    def choices(self) -> dict[str, tuple[str, ...]]:
-        return super().choices() | {"architecture": ("bert",)}
+    may_be_zero: ClassVar = (*SingleStackConfig.may_be_zero, "num_segments")
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (field, rule and remedy) for every invalid value."""
-        yield from super().problems()
-        if self.num_segments == 1:
-            yield "num_segments", "must be at least 2, for the two segments of a pair"
+    def choices(self) -> dict[str, tuple[str, ...]]:
+        own = {"architecture": ("bert",), "pooler_activation": tuple(POOLERS)}
+        return super().choices() | own
+
+    @property
+    def has_segments(self) -> bool:
+        """True if the two texts of a pair have different vectors."""
+        return self.num_segments > 1
 
 
 def sizes(
@@ -105,9 +112,11 @@ class Bert(nn.Module):
             c.embedding_init,
             c.embedding_scale,
         )
-        shape = (c.num_segments, c.d_model)
-        init = make_initializer(c.embedding_init)
-        self.segments = parameter(self, "segments", init, shape, ("segment", "vector"))
+        if c.num_segments:
+            shape = (c.num_segments, c.d_model)
+            init = make_initializer(c.embedding_init)
+            axes = ("segment", "vector")
+            self.segments = parameter(self, "segments", init, shape, axes)
         self.positions = Positions(
             c.positions, c.max_length, c.d_model, c.embedding_init
         )
@@ -134,8 +143,8 @@ class Bert(nn.Module):
         `valid` (B, T) is True at tokens and False at padding; no position attends to
         padding. `segments` (B, T) are ids below `num_segments`, by default all 0.
         `added` (B, T, D) is added to the embeddings. `pooled` is tanh(W x₀ + b), where
-        x₀ belongs to the first token, [CLS]. If the model is causal, [CLS] sees only
-        itself, and the last token takes its place.
+        x₀ belongs to the first token, [CLS]; `pooler_activation` may replace tanh. If
+        the model is causal, [CLS] sees only itself, and the last token takes its place.
         """
         x = self._embed(tokens, valid, segments, added)
         x = self.encoder(x, self._mask(valid))
@@ -144,7 +153,8 @@ class Bert(nn.Module):
             pooled = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
         else:
             pooled = x[:, 0]
-        return x, jnp.tanh(self.pooler(pooled))
+        activation = POOLERS[self.config.pooler_activation]
+        return x, activation(self.pooler(pooled))
 
     def features(
         self,
@@ -176,13 +186,12 @@ class Bert(nn.Module):
     ) -> Array:
         check_ids("tokens", tokens, self.config.vocab_size)
         check_valid("valid", valid, tokens.shape)
-        segments = jnp.zeros_like(tokens) if segments is None else segments
-        check_ids("segments", segments, self.config.num_segments, tokens.shape)
-        x = (
-            self.embedding(tokens)
-            + jnp.take(self.segments, segments, axis=0)
-            + self.positions(tokens.shape[1])
-        )
+        x = self.embedding(tokens)
+        if self.config.num_segments:
+            segments = jnp.zeros_like(tokens) if segments is None else segments
+            check_ids("segments", segments, self.config.num_segments, tokens.shape)
+            x += jnp.take(self.segments, segments, axis=0)
+        x += self.positions(tokens.shape[1])
         if added is not None:
             x += added
         return self.dropout(self.norm(x))

@@ -8,6 +8,7 @@ width · H' head width of values · k largest distance (longer ones are clipped 
 = 2k + 1 clipped distances.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -25,6 +26,8 @@ Array = jax.Array
 # They act in attention, at any length. The others are added to embeddings.
 IN_ATTENTION = ("relative", "relative_bias", "rotary")
 POSITIONS = ("sinusoidal", "sinusoidal_halves", "learned", *IN_ATTENTION, "none")
+# how "rotary" positions reach beyond the length of the training: see `Scaling`
+SCALINGS = ("none", "linear", "dynamic", "llama3", "yarn")
 
 
 def sinusoidal_positions(
@@ -43,18 +46,25 @@ def sinusoidal_positions(
     With `halves`, all sines come first, then all cosines. This is the order in Hugging
     Face's Marian models.
     """
-    return _sinusoids(np.arange(length), d_model, base, halves)
+    return _sinusoids(np.arange(length), d_model, _periods(d_model, base), halves)
+
+
+def _periods(width: int, base: float) -> np.ndarray:
+    """Return base^(2i / width), the positions in which the angle of pair i grows by
+    1.
+    """
+    pairs = np.arange((width + 1) // 2)
+    return base ** (2 * pairs / width)
 
 
 def _sinusoids(
     positions: np.ndarray,
     d_model: int,
-    base: float,
+    periods: np.ndarray,
     halves: bool = False,
 ) -> np.ndarray:
     """Return `sinusoidal_positions` at `positions` (T,): (T, d), float32."""
-    pairs = np.arange((d_model + 1) // 2)
-    angles = positions[:, None] / base ** (2 * pairs / d_model)[None]
+    angles = positions[:, None] / periods[None]
     waves = np.stack([np.sin(angles), np.cos(angles)], axis=-1)
     waves = waves.reshape(len(positions), -1)[:, :d_model].astype(np.float32)
     if halves:
@@ -79,26 +89,108 @@ def grid_positions(
     return np.concatenate([of_rows, of_columns], axis=1)
 
 
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """How the angles of "rotary" positions are changed for texts that are longer than
+    those of the training.
+
+    kind: one of SCALINGS. "none": they are not. "linear": all are divided by `factor`
+        (Chen et al. 2023, "Extending Context Window …"). "dynamic": θ grows with the
+        room beyond `length` (transformers; Peng et al. 2023, Appendix B.2). "yarn" and
+        "llama3": fast pairs keep their angles, slow ones are divided by `factor`, and
+        between them the two are mixed (Peng et al. 2023, "YaRN", Section 3.2; Llama
+        3.1).
+    length: positions of a text in the training before.
+    slow, fast: turns within `length` at which mixing begins and ends.
+
+    Differs: "dynamic" takes the room of a cache as the length of all texts in it; in
+    transformers, θ changes while a text grows, and keys of earlier tokens keep theirs.
+    """
+
+    kind: str = "none"
+    factor: float = 1.0
+    length: int = 8192
+    slow: float = 1.0
+    fast: float = 4.0
+
+    def periods(self, width: int, base: float, room: Any) -> np.ndarray:
+        """Return the positions in which the angle of each pair grows by 1, (H/2,).
+
+        Raises:
+            ValueError: the kind is "dynamic", and `room` is a symbol.
+        """
+        if self.kind == "dynamic":
+            if not isinstance(room, int):
+                raise UserError(
+                    "model.rotary_scaling = 'dynamic': depends on the length, which is "
+                    "free in an exported program; export with fixed lengths"
+                )
+            stretch = self.factor * max(room / self.length, 1) - (self.factor - 1)
+            return _periods(width, base * stretch ** (width / (width - 2)))
+        periods = _periods(width, base)
+        if self.kind == "none":
+            return periods
+        kept = np.zeros_like(periods)
+        if self.kind == "llama3":
+            turns = self.length / (2 * np.pi * periods)
+            kept = np.clip((turns - self.slow) / (self.fast - self.slow), 0, 1)
+        elif self.kind == "yarn":
+            kept = self._kept_by_yarn(width, base)
+        return 1 / (kept / periods + (1 - kept) / (self.factor * periods))
+
+    def _kept_by_yarn(self, width: int, base: float) -> np.ndarray:
+        """Return how much each pair keeps of its angle, (H/2,).
+
+        The authors' code mixes between whole pairs, linearly in their number.
+        """
+
+        def pair(turns: float) -> float:
+            """Return the number of the pair that makes `turns` within `length`."""
+            period = self.length / (2 * np.pi * turns)
+            return width * np.log(period) / (2 * np.log(base))
+
+        first = max(np.floor(pair(self.fast)), 0)
+        last = min(np.ceil(pair(self.slow)), width - 1)
+        pairs = np.arange(width // 2)
+        return 1 - np.clip((pairs - first) / max(last - first, 0.001), 0, 1)
+
+    @property
+    def magnitude(self) -> float:
+        """The factor of queries and keys (Peng et al. 2023, eq. 22)."""
+        is_yarn = self.kind == "yarn" and self.factor > 1
+        return 0.1 * np.log(self.factor) + 1 if is_yarn else 1.0
+
+
+UNSCALED = Scaling()
+
+
 def rotary_waves(
     positions: np.ndarray | Array,
     room: Any,
     width: int,
     base: float = 10000.0,
+    scaling: Scaling = UNSCALED,
 ) -> Array:
     """Return the sines and cosines that `rotate` needs at `positions` (T,): (1, T, H).
 
     H is `width`. They are those of `sinusoidal_positions`, computed in float64, unless
-    `room`, which is above all positions, is a symbol of `jax.export`.
+    `room`, which is above all positions, is a symbol of `jax.export`. `scaling` changes
+    their angles, and may multiply them by its magnitude.
     """
+    periods = scaling.periods(width, base, room)
     if isinstance(positions, np.ndarray):
-        return jnp.asarray(_sinusoids(positions, width, base))[None]
-    if isinstance(room, int):
-        table = jnp.asarray(sinusoidal_positions(room, width, base))
-        return jnp.take(table, positions, axis=0, mode="clip")[None]
-    frequencies = jnp.asarray(base ** (-np.arange(0, width, 2) / width), jnp.float32)
-    angles = positions.astype(jnp.float32)[:, None] * frequencies[None]
-    waves = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
-    return waves.reshape(1, -1, width)
+        waves = jnp.asarray(_sinusoids(positions, width, periods))
+    elif isinstance(room, int):
+        table = jnp.asarray(_sinusoids(np.arange(room), width, periods))
+        waves = jnp.take(table, positions, axis=0, mode="clip")
+    else:
+        frequencies = jnp.asarray(1 / periods, jnp.float32)
+        angles = positions.astype(jnp.float32)[:, None] * frequencies[None]
+        waves = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+        waves = waves.reshape(-1, width)
+    if scaling.magnitude != 1:
+        waves = waves * scaling.magnitude
+    return waves[None]
 
 
 def rotate(
@@ -278,6 +370,7 @@ def make_places(
     head_dim: int,
     rotary_base: float,
     max_distance: int,
+    scaling: Scaling = UNSCALED,
 ) -> Places:
     """Return the `Places` of queries at positions (T,) and keys at positions (S,).
 
@@ -286,7 +379,8 @@ def make_places(
     room: is above all positions of queries.
     """
     if kind == "rotary":
-        return Places(waves=rotary_waves(queries, room, head_dim, rotary_base))
+        waves = rotary_waves(queries, room, head_dim, rotary_base, scaling)
+        return Places(waves=waves)
     if kind == "relative":
         at = jnp.asarray(queries)
         to = jnp.asarray(keys)

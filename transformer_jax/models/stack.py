@@ -8,7 +8,7 @@ with axis L first.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -44,8 +44,10 @@ from transformer_jax.models.positions import (
     IN_ATTENTION,
     NOWHERE,
     POSITIONS,
+    SCALINGS,
     Places,
     RelativeBias,
+    Scaling,
     make_places,
 )
 
@@ -80,6 +82,13 @@ class BlockConfig:
     relative_buckets: int = 32
     max_bucket_distance: int = 128
     rotary_base: float = 10000.0  # θ of "rotary" positions
+    # of "rotary" positions for texts longer than in training: see `Scaling`, whose
+    # fields are these
+    rotary_scaling: str = "none"
+    rotary_factor: float = 1.0
+    rotary_length: int = 8192
+    rotary_slow: float = 1.0
+    rotary_fast: float = 4.0
     # on the output of each sub-layer and on the sums of embeddings
     dropout_rate: float = fields.random(0.1, 0.0)
     attention_dropout_rate: float = fields.random(0.0, 0.0)  # on the attention weights
@@ -87,6 +96,11 @@ class BlockConfig:
     feed_forward_dropout_rate: float = fields.random(0.0, 0.0)
     attention_bias: bool = True
     feed_forward_bias: bool = True
+    attention_output_bias: bool = True  # of W_O, if there is `attention_bias`
+    qk_norm: bool = False  # RMS norms of queries and keys: see `MultiHeadAttention`
+    # positions that a query of self-attention sees: itself and those before it (Beltagy
+    # et al. 2020; Jiang et al. 2023). 0: all
+    attention_window: int = 0
     scale_scores: bool = True  # divide scores by √d_k: see `MultiHeadAttention`
     init: str = "xavier_uniform"  # of the linear maps
     # The initial weights of the maps before residual connections are multiplied by
@@ -106,6 +120,8 @@ class BlockConfig:
     # what the backward pass recomputes: see REMAT
     remat: str = fields.how("none", "full", "scores")
 
+    may_be_zero: ClassVar[tuple[str, ...]] = ("num_kv_heads", "attention_window")
+
     def choices(self) -> dict[str, tuple[str, ...]]:
         """Return the allowed values of each field that has a fixed set of them."""
         return {
@@ -114,6 +130,7 @@ class BlockConfig:
             "norm_type": tuple(layers.NORM_TYPES),
             "feed_forward": layers.FEED_FORWARDS,
             "positions": POSITIONS,
+            "rotary_scaling": SCALINGS,
             "init": layers.INITS,
             "dtype": DTYPES,
             "residual_dtype": DTYPES,
@@ -124,7 +141,7 @@ class BlockConfig:
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
         for name, value in dataclasses.asdict(self).items():
-            least = 0 if name == "num_kv_heads" else 1
+            least = 0 if name in self.may_be_zero else 1
             if type(value) is int and value < least:
                 yield name, f"must be at least {least}"
             if name.endswith("dropout_rate") and not 0 <= value < 1:
@@ -133,6 +150,7 @@ class BlockConfig:
             yield "norm_epsilon", "must be positive, e.g. 1e-6"
         if not self.rotary_base > 0:
             yield "rotary_base", "must be positive, e.g. 10000"
+        yield from self._problems_of_scaling()
         exact = self.relative_buckets // 2
         if exact < 2:
             yield "relative_buckets", "must be at least 4, e.g. 32"
@@ -171,6 +189,28 @@ class BlockConfig:
                     "change it or model.positions"
                 ),
             )
+
+    def _problems_of_scaling(self) -> Iterator[tuple[str, str]]:
+        if not self.rotary_factor >= 1:
+            yield "rotary_factor", "must be at least 1, e.g. 8"
+        if self.rotary_scaling == "dynamic" and self.head_dim < 4:
+            yield "head_dim", "must be at least 4 with rotary_scaling = 'dynamic'"
+        if not 0 < self.rotary_slow < self.rotary_fast:
+            yield (
+                "rotary_slow",
+                f"must be positive and below rotary_fast = {self.rotary_fast}",
+            )
+
+    @property
+    def scaling(self) -> Scaling:
+        """How "rotary" positions reach beyond the length of the training."""
+        return Scaling(
+            self.rotary_scaling,
+            self.rotary_factor,
+            self.rotary_length,
+            self.rotary_slow,
+            self.rotary_fast,
+        )
 
     def check(self) -> None:
         """Raise ValueError for the first of `problems`, if any.
@@ -321,6 +361,9 @@ class Block(nn.Module):
             rotary_base=c.rotary_base,
             init_scale=self.init_scale,
             scale_scores=c.scale_scores,
+            scaling=c.scaling,
+            output_bias=c.attention_output_bias,
+            norm_epsilon=c.norm_epsilon if c.qk_norm else 0.0,
         )
 
     @nn.nowrap
@@ -368,6 +411,7 @@ class Stack(nn.Module):
         if it is an array.
         """
         places = self._places(x.shape[1], mask)
+        mask = self._near(mask, x.shape[1])
 
         def body(block: Block, x: Array) -> tuple[Array, None]:
             x, _ = block(x, mask, memory, memory_mask, places=places)
@@ -383,6 +427,7 @@ class Stack(nn.Module):
         is applied, if the stack is pre-LN.
         """
         places = self._places(x.shape[1], mask)
+        mask = self._near(mask, x.shape[1])
 
         def body(block: Block, x: Array) -> tuple[Array, Array]:
             x, _ = block(x, mask, places=places)
@@ -447,7 +492,7 @@ class Stack(nn.Module):
         keys = cache.keys()
         queries = cache.queries(position, count)
         places = self._places_of(queries, keys, keys.shape[0], causal=True)
-        mask = cache.seen(position, count, begins)
+        mask = self._in_window(cache.seen(position, count, begins), queries, keys)
         block: Any = Block(self.config, self.cross, parent=None)
         written = []
         for i, (own, past) in enumerate(
@@ -473,6 +518,24 @@ class Stack(nn.Module):
     def _end(self, x: Array) -> Array:
         return self.final_norm(x) if self.config.norm == "pre" else x
 
+    def _near(self, mask: Array | Mask | None, length: Any) -> Array | Mask | None:
+        """Return the mask of positions 0 … length - 1 within the window."""
+        if not self.config.attention_window:
+            return mask
+        positions = jnp.arange(length)
+        return self._in_window(mask, positions, positions)
+
+    def _in_window(
+        self, mask: Array | Mask | None, queries: Array, keys: Array
+    ) -> Array | Mask | None:
+        """Return the mask without keys (S,) that lie before the window of queries
+        (T,), given their positions.
+        """
+        if not self.config.attention_window:
+            return mask
+        near = keys[None] > queries[:, None] - self.config.attention_window
+        return as_mask(mask) & Mask(allowed=near[None, None])
+
     def _places(self, length: Any, mask: Array | Mask | None) -> Places:
         """Return the places of queries and keys at 0 … length - 1."""
         positions = np.arange(length) if isinstance(length, int) else jnp.arange(length)
@@ -497,6 +560,7 @@ class Stack(nn.Module):
             head_dim=c.head_dim,
             rotary_base=c.rotary_base,
             max_distance=c.max_relative_distance,
+            scaling=c.scaling,
         )
 
     def _run(self, body: Callable, carry: Any) -> tuple[Any, Any]:

@@ -14,10 +14,11 @@ import numpy as np
 from transformer_jax import losses
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.examples import Frame
+from transformer_jax.data.tokenizer_frames import separators
 from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.models import bert, gpt
 from transformer_jax.models.layers import Head
-from transformer_jax.tasks.text import Network, segmented
+from transformer_jax.tasks.text import Network, segmented, unsegmented
 from transformer_jax.training.task import (
     DeviceArrays,
     Inherited,
@@ -138,12 +139,16 @@ class BertBackbone(Backbone):
         return bert.Classifier(self.model, num_outputs, self.options.feature_layers)
 
     def frame(self, corpus: Corpus) -> Frame:
-        """Return [CLS], [SEP], [SEP] of the tokenizer."""
+        """Return [CLS], [SEP], [SEP] of the tokenizer, and the number of [SEP]s
+        between the texts of a pair.
+        """
         special = corpus.special_ids("text")
-        return Frame(special.begin, special.end, special.end)
+        count = separators(corpus.tokenizers["text"])
+        return Frame(special.begin, special.end, special.end, separators=count)
 
     def arguments(self, batch: DeviceArrays, valid: jax.Array) -> tuple[Any, ...]:
-        return segmented(batch, valid)
+        arrange = segmented if self.model.has_segments else unsegmented
+        return arrange(batch, valid)
 
     def frozen(self) -> dict[str, int | None]:
         return {self.module: None} if self.options.feature_layers else super().frozen()

@@ -105,6 +105,15 @@ class PretrainingConfig(text.TextTaskConfig):
                     "as in the paper's left-to-right model"
                 ),
             )
+        if self.masking.next_sentence and not self.model.has_segments:
+            yield (
+                "masking.next_sentence",
+                (
+                    f"must be False with model.num_segments = "
+                    f"{self.model.num_segments}, which does not tell the two segments "
+                    "of a pair apart"
+                ),
+            )
         for field in dataclasses.fields(MaskingConfig):
             changed = getattr(self.masking, field.name) != field.default
             if self.model.causal and field.name in UNUSED and changed:
@@ -136,7 +145,9 @@ class BertPretraining(Task, Scoring):
         )
         self.model = Pretraining(config.model)
         self.shown = text.shown_by(corpus)
-        super().__init__(config, corpus, text.Network(self.model, self.shown))
+        arrange = text.segmented if config.model.has_segments else text.unsegmented
+        network = text.Network(self.model, self.shown, arrange)
+        super().__init__(config, corpus, network)
 
     def _forward(
         self, params: Params, batch: DeviceArrays, key: jax.Array | None = None

@@ -106,6 +106,13 @@ def segmented(
     return text, valid, segments
 
 
+def unsegmented(batch: DeviceArrays, valid: jax.Array) -> tuple[Any, ...]:
+    """Return the arguments of an encoder that does not tell the texts of a pair apart:
+    token ids and validity, each (B, T), and None.
+    """
+    return batch["text"], valid, None
+
+
 def hidden_and_head(model: Any, *args: Any, **options: Any) -> tuple[jax.Array, Head]:
     """Return `hidden` of a language model, given its arguments, and `head`.
 

@@ -1,0 +1,76 @@
+"""RoBERTa, XLM-R and DistilBERT: folders become workdirs, start runs, and are written
+again with their tokenizers.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+import transformer_jax
+from helpers.corpus import write_corpus
+from helpers.encoder_folders import CONFIGS, POSITIONS, save, tensors
+from helpers.runs import small
+from transformer_jax import conversion, experiment, transfer
+from transformer_jax.data import tokenizer_files
+from transformer_jax.data.tokenizer_frames import separators
+from transformer_jax.interop.tensors import Tensors
+from transformer_jax.workdir import read
+
+KINDS = {"Roberta": "bpe_bytes", "XLMRoberta": "unigram", "DistilBert": "bert"}
+
+
+def folder_of(family, folder):
+    """Write a masked language model of `family`."""
+    arrays = tensors(family, masked_lm=True, pooler=False)
+    return save(folder, family, "ForMaskedLM", arrays), arrays
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_there_and_back(tmp_path, family):
+    folder, arrays = folder_of(family, tmp_path / "theirs")
+    config = conversion.config_for(str(folder))
+    assert config.data.tokenizer == KINDS[family]
+    conversion.to_workdir(config, tmp_path / "run")
+    predictor = transformer_jax.load(str(tmp_path / "run"))
+    (prediction,) = predictor.predict([{"text": "ek [MASK] at"}])
+    assert len(prediction["masks"]) == 1
+    conversion.to_folder(tmp_path / "run", read(tmp_path / "run"), str(tmp_path / "b"))
+    written = Tensors(tmp_path / "b")
+    assert set(written) == set(arrays)
+    for name, array in arrays.items():
+        skipped = 2 if name == f"roberta.{POSITIONS}" else 0
+        np.testing.assert_array_equal(written[name][skipped:], array[skipped:], name)
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert config["architectures"] == [f"{family}ForMaskedLM"]
+    assert config["model_type"] == CONFIGS[family]["model_type"]
+    old, new = (tokenizer_files.from_folder(path) for path in (folder, tmp_path / "b"))
+    lines = ["ek at", "ab  cd"]
+    assert new.encode_batch(lines) == old.encode_batch(lines)
+    count = 1 + (family != "DistilBert")
+    assert separators(new) == separators(old) == count
+    settings = json.loads((tmp_path / "b" / "tokenizer_config.json").read_text())
+    assert settings["model_input_names"] == ["input_ids", "attention_mask"]
+
+
+@pytest.mark.parametrize(
+    "family", ["Roberta", pytest.param("DistilBert", marks=pytest.mark.slow)]
+)
+def test_fine_tuning_on_pairs(tmp_path, family):
+    write_corpus(tmp_path / "data")
+    folder, _ = folder_of(family, tmp_path / "theirs")
+    config = small("classification", tmp_path / "data")
+    config.update_from_flattened_dict(transfer.keys_for(str(folder)))
+    config.data.second_column = "reversed"
+    config.training.steps = 2
+    run = experiment.run(config, tmp_path / "run")
+    assert int(run.state.step) == 2
+    predictor = transformer_jax.load(str(tmp_path / "run"))
+    record = {"sentence": "ek", "reversed": "ke"}
+    assert "label" in predictor.predict([record])[0]
+    frame = predictor.task.config.backbone.frame(predictor.task.corpus)
+    assert frame.separators == 1 + (family == "Roberta")
+    stored = read(tmp_path / "run")
+    conversion.to_folder(tmp_path / "run", stored, str(tmp_path / "back"))
+    named = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert named["architectures"] == [f"{family}ForSequenceClassification"]
