@@ -351,9 +351,13 @@ def test_ids_need_not_be_used(tmp_path):
         (
             {"vocab": {"a": 0}, "merges_txt": "", "config": {"model_type": "clip"}},
             (
-                r"tokenizer_class or model_type is clip: known are GPT2Tokenizer and"
-                r" OpenAIGPTTokenizer"
+                r"tokenizer_class or model_type is clip: known are GPT2Tokenizer,"
+                r" OpenAIGPTTokenizer, RobertaTokenizer"
             ),
+        ),
+        (
+            {"vocab": {"a": 0}, "merges_txt": "", "config": {"model_type": "roberta"}},
+            r"vocab.json lacks <s> or </s>: copy all files of one model",
         ),
         (
             {

@@ -537,8 +537,10 @@ def _byte_pairs(folder: epath.Path, settings: Settings) -> str:
 
 def _as_roberta(tokenizer: tokenizers.Tokenizer, named: Settings) -> None:
     """Let a tokenizer frame texts, and drop spaces before a mask, as RoBERTa's does."""
-    mask = AddedToken(named["mask_token"], lstrip=True, normalized=False)
-    tokenizer.add_special_tokens([mask])
+    mask = named["mask_token"]
+    if tokenizer.token_to_id(mask) is not None:
+        added = AddedToken(mask, lstrip=True, normalized=False)
+        tokenizer.add_special_tokens([added])
     first, last = named["bos_token"], named["eos_token"]
     ids = [tokenizer.token_to_id(token) for token in (first, last)]
     if None in ids:
