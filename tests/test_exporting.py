@@ -103,7 +103,7 @@ import sys
 import numpy as np
 outputs = translate(np.load("arrays.npz"))
 tokens, scores = (np.asarray(outputs[name]).tolist() for name in ("tokens", "scores"))
-known = {"transformer_jax", "flax", "optax", "orbax", "ml_collections"} & set(sys.modules)
+known = {"transformer_jax", "flax", "optax", "orbax"} & set(sys.modules)
 print(json.dumps([tokens, scores, translate.about, sorted(known)]))
 """
 
