@@ -87,10 +87,12 @@ def test_a_difference_is_noticed(corpus, monkeypatch):
 
 def test_it_has_what_it_reads_and_any_platform(corpus):
     task, params = task_and_params("tagging", corpus)
-    exported, parameters, inputs = exporting.program(task, params, ["cpu", "tpu"])
+    program = exporting.program(task, params, ["cpu", "tpu"])
+    exported, parameters, inputs, limits = program
     assert exported.platforms == ("cpu", "tpu")
     shapes = {name: str(shape.shape) for name, shape in inputs.items()}
     assert shapes == {"text": "(rows, length)", "text_length": "(rows,)"}
+    assert limits == {"length": (2, task.config.model.max_length)}
     assert "bert/embedding/table" in parameters
     assert not any("pooler" in name for name in parameters)
 
@@ -101,7 +103,7 @@ import sys
 import numpy as np
 outputs = translate(np.load("arrays.npz"))
 tokens, scores = (np.asarray(outputs[name]).tolist() for name in ("tokens", "scores"))
-known = {"transformer_jax", "flax", "optax", "orbax", "etils"} & set(sys.modules)
+known = {"transformer_jax", "flax", "optax", "orbax"} & set(sys.modules)
 print(json.dumps([tokens, scores, translate.about, sorted(known)]))
 """
 

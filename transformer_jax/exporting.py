@@ -7,7 +7,7 @@ rows and the length are free. Parameters are its arguments, by their paths.
 import importlib.util
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -70,16 +70,17 @@ def program(
     predicting, longest = _predicting(task, scored)
     parameters = traverse_util.flatten_dict(jax.device_get(nn.unbox(params)), sep="/")
     shapes, limits = _free_shapes(predicting, longest)
-    function = _function(predicting, shapes)
-    exporter = export.export(jax.jit(function), platforms=platforms)
-    # The first export says which arrays are read at all.
-    kept = exporter(parameters, shapes).module_kept_var_idx
-    places = [*sorted(parameters), *sorted(shapes)]
-    read = [places[i] for i in kept if i < len(parameters)]
-    given = [places[i] for i in kept if i >= len(parameters)]
+    function = _function(predicting, parameters, shapes)
+    # A program for fixed sizes has only the arguments that are read.
+    fixed = predicting.dummy_batch(ROWS[1], longest, references=False)
+    kept = export.export(jax.jit(function))(parameters, fixed).module_kept_var_idx
+    arguments = [*sorted(parameters), *sorted(shapes)]
+    read = [arguments[i] for i in kept if i < len(parameters)]
+    given = [arguments[i] for i in kept if i >= len(parameters)]
     parameters = {name: parameters[name] for name in read}
     shapes = {name: shapes[name] for name in given}
-    return Program(exporter(parameters, shapes), parameters, shapes, limits)
+    exported = export.export(jax.jit(function), platforms=platforms)(parameters, shapes)
+    return Program(exported, parameters, shapes, limits)
 
 
 def _predicting(task: Task, scored: bool) -> tuple[Predicting, int]:
@@ -94,22 +95,31 @@ def _predicting(task: Task, scored: bool) -> tuple[Predicting, int]:
     return task.scorer(), task.config.model.max_length
 
 
-def _function(predicting: Predicting, shapes: Shapes) -> Function:
-    """Return the function to export. Arrays that a batch lacks are zeros."""
+def _function(
+    predicting: Predicting, parameters: Mapping[str, Any], inputs: Shapes
+) -> Function:
+    """Return the function to export.
 
-    def predict(parameters: DeviceArrays, batch: DeviceArrays) -> Outputs:
-        params = traverse_util.unflatten_dict(parameters, sep="/")
-        absent = {
+    `parameters` and `inputs` have the shapes of all arguments. Those that the function
+    is not given are zeros.
+    """
+
+    def filled(shapes: Mapping[str, Any], arrays: DeviceArrays) -> dict[str, jax.Array]:
+        return {
             name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()
-        }
-        filled = {**absent, **batch}
-        _, outputs = predicting.evaluate(params, filled, False)
+        } | dict(arrays)
+
+    def predict(parameters_read: DeviceArrays, inputs_read: DeviceArrays) -> Outputs:
+        flat = filled(parameters, parameters_read)
+        params = traverse_util.unflatten_dict(flat, sep="/")
+        batch = filled(inputs, inputs_read)
+        _, outputs = predicting.evaluate(params, batch, False)
         if not isinstance(outputs, Piece):
             return outputs
         assert isinstance(predicting, Growing)
         going_on = ~outputs.outputs["finished"]
         whole = predicting.grow(
-            params, filled, outputs.state, going_on, ALL_STEPS, False
+            params, batch, outputs.state, going_on, ALL_STEPS, False
         )
         return whole.outputs
 
@@ -204,15 +214,16 @@ def to_file(
             for name, array in inputs.items()
         },
         "limits": limits,
-        "outputs": task.config.inherited.outputs,
+        "outputs": dict(task.config.inherited.outputs),
         "tokenizers": _tokenizers(epath.Path(workdir)),
     }
     arrays: dict[str, Any] = {
+        **parameters,
         "about": np.array(json.dumps(about)),
         "program": np.frombuffer(exported.serialize(), np.uint8),
     }
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays, **parameters)
+    np.savez(buffer, **arrays)
     files.write(path, buffer.getvalue())
 
 
@@ -248,7 +259,7 @@ def difference(task: Task, params: Params, scored: bool = False) -> float:
     largest = 0.0
     for seed, (rows, length) in enumerate([(3, longest), (2, longest // 2 + 1)]):
         batch = predicting.dummy_batch(rows, length, seed, references=False)
-        live = jax.jit(_function(predicting, {}))(whole, batch)
+        live = jax.jit(_function(predicting, {}, {}))(whole, batch)
         found = read.call(parameters, {name: batch[name] for name in inputs})
         for name, expected in live.items():
             apart = _apart(np.asarray(found[name]), np.asarray(expected))
