@@ -21,8 +21,10 @@ the training split.
 Score: python scripts/evaluate.py --workdir=runs/sick, and of `tasks=all` one data set
 after another, e.g. with --split=test:sick. `exact_match` is the accuracy of SICK and
 TREC.
-Cost: not measured yet.
-Expected: not measured yet.
+Cost: an hour of pre-training and ten minutes of fine-tuning for sick or trec, on one
+core in bfloat16.
+Expected: validation loss of `pretrain` 1.98; test accuracy of trec 89.4 % (from scratch
+79.4) and of sick 66.7 % (65.1), one seed each; docs/results/text_to_text.md.
 Differs: The paper trains with Adafactor and an inverse square root, in batches of
 65,536 tokens. Here all rates fall to 0 along a cosine. A batch has at most 1,024
 padded positions for pre-training, with Adafactor from 0.01, and 4,096 for fine-tuning,

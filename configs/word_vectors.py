@@ -17,10 +17,10 @@ of 50-dimensional vectors of lower-case words, e.g. glove.6B.50d.txt of
 https://nlp.stanford.edu/projects/glove, also as .gz; its default is that name in the
 working directory. For vectors of another width, set model.d_model to it.
 Score: python scripts/evaluate.py --workdir=runs/trec-glove
-Cost: not measured yet.
-Expected: not measured yet. Kim 2014, Table 2, has with random, frozen and trainable
-vectors 91.2, 92.8 and 93.6 % on trec, and 82.7, 86.8 and 87.2 % on the test split of
-sst2.
+Cost: 40 seconds (sick) to 3 minutes (sst2) on one core.
+Expected: test accuracy of trec with random, frozen and trainable vectors, mean of three
+seeds: 83.5, 86.1 and 84.9 % (docs/results/word_vectors.md). Kim 2014, Table 2, has
+91.2, 92.8 and 93.6 %, and on the test split of sst2 82.7, 86.8 and 87.2 %.
 Differs: Kim trains a convolutional network with 300-dimensional vectors of word2vec.
 The best checkpoint is chosen on held-out training examples (sick: on its dev split),
 and sst2 is scored on its dev split. The vocabulary has the words of the training split,
