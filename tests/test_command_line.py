@@ -16,7 +16,7 @@ from transformer_jax.errors import UserError
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "scripts").glob("*.py"))
 
-OF_RUNS = ("evaluate", "predict", "attention_report", "minimal_pairs")
+OF_RUNS = ("evaluate", "predict", "attention_report", "minimal_pairs", "export")
 
 OF_RECIPES = ("train", "benchmark", "describe", "verify")
 
