@@ -541,15 +541,16 @@ def _as_roberta(tokenizer: tokenizers.Tokenizer, named: Settings) -> None:
     if tokenizer.token_to_id(mask) is not None:
         added = AddedToken(mask, lstrip=True, normalized=False)
         tokenizer.add_special_tokens([added])
-    first, last = named["bos_token"], named["eos_token"]
-    ids = [tokenizer.token_to_id(token) for token in (first, last)]
-    if None in ids:
+    first = named["bos_token"]
+    last = named["eos_token"]
+    begin = tokenizer.token_to_id(first)
+    end = tokenizer.token_to_id(last)
+    if begin is None or end is None:
         raise TokenizerError(
             f"vocab.json lacks {first} or {last}: copy all files of one model"
         )
-    tokenizer.post_processor = processors.RobertaProcessing(
-        (last, ids[1]), (first, ids[0])
-    )
+    frame = processors.RobertaProcessing((last, end), (first, begin))
+    tokenizer.post_processor = frame
 
 
 def _vocabulary(path: epath.Path) -> dict[str, int]:

@@ -114,7 +114,7 @@ def _check_yarn(rotary: Json, factor: float) -> None:
     """Raise InteropError for choices that the paper does not have."""
     if not rotary.get("truncate", True):
         raise InteropError("config.json: truncate = False is not supported, only True")
-    both = [rotary.get(key) for key in ("mscale", "mscale_all_dim")]
+    both: list[Any] = [rotary.get(key) for key in ("mscale", "mscale_all_dim")]
     given = rotary.get("attention_factor")
     expected = _magnitude(factor)
     if given is None:
