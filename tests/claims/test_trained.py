@@ -14,23 +14,47 @@ from transformer_jax import experiment
 from transformer_jax.claims import trained as trained_module
 from transformer_jax.claims.claim import Setting
 from transformer_jax.claims.trained import Trained, scores_of
-from transformer_jax.config import ConfigError, load_recipe
+from transformer_jax.config import ConfigError, load_recipe, make_task, parse
 from transformer_jax.training.divergence import Diverged
 from transformer_jax.training.lock import InUse
 
 
-@pytest.fixture
-def setting(tmp_path):
-    write_corpus(tmp_path / "data" / "corpus")
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "small.py").write_text(RECIPE)
+def setting_in(folder):
+    write_corpus(folder / "data" / "corpus")
+    (folder / "recipes").mkdir()
+    (folder / "recipes" / "small.py").write_text(RECIPE)
     return Setting(
         seed=3,
-        workdir=tmp_path / "work",
-        runs=tmp_path / "runs",
-        data=tmp_path / "data",
-        recipes=tmp_path / "recipes",
+        workdir=folder / "work",
+        runs=folder / "runs",
+        data=folder / "data",
+        recipes=folder / "recipes",
     )
+
+
+@pytest.fixture
+def setting(tmp_path):
+    return setting_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A setting whose trainings are those of several tests."""
+    return setting_in(tmp_path_factory.mktemp("shared"))
+
+
+def pretend(monkeypatch):
+    """Replace training: it only makes its folder. Return the list of the configs that
+    are given to it.
+    """
+    configs = []
+
+    def run(config, workdir):
+        configs.append(config)
+        workdir.mkdir(parents=True)
+
+    monkeypatch.setattr(experiment, "run", run)
+    return configs
 
 
 def stored(setting):
@@ -51,29 +75,38 @@ def test_a_recipe_is_trained_with_the_keys_and_the_seed(setting):
     assert config["data"]["directory"] == str(setting.data / "corpus")
 
 
-def test_a_quick_run_is_small_whatever_the_condition_says(setting):
+def test_a_quick_run_is_small_whatever_the_condition_says(setting, monkeypatch):
+    """tests/integration/test_claims.py trains some."""
+    configs = pretend(monkeypatch)
     condition = Trained(
         "small.py", {"training.steps": 50, "model.d_ff": 512}, data="corpus"
     )
-    condition(setting._replace(quick=True))
-    config = stored(setting)
-    assert config["training"]["steps"] == 4
-    assert config["model"]["d_ff"] < 512
+    condition.train(setting._replace(quick=True))
+    (config,) = configs
+    assert config.training.steps == 4
+    assert config.model.d_ff < 512
 
 
-def test_the_score_is_a_function_of_the_trained_model(setting):
+@pytest.mark.usefixtures("without_search")
+def test_the_score_is_a_function_of_the_trained_model(shared):
     def layers(predictor, given):
-        assert given == setting
+        assert given == shared
         return {"layers": float(predictor.config.model.num_encoder_layers)}
 
-    assert Trained("small.py", data="corpus", score=layers)(setting) == {"layers": 1.0}
+    assert Trained("small.py", data="corpus", score=layers)(shared) == {"layers": 1.0}
 
 
-def test_a_run_that_diverges_measures_what_the_condition_says(setting):
+@pytest.mark.usefixtures("without_search")
+def test_a_run_that_diverges_measures_what_the_condition_says(setting, monkeypatch):
     keys = {"optimizer.learning_rate": 1e30, "optimizer.schedule": "constant"}
     measured = {"loss": 9.0, "bleu": 0.0}
     condition = Trained("small.py", keys, data="corpus", diverged=measured)
     assert condition(setting) == measured
+
+    def diverge(config, workdir):
+        raise Diverged("the loss is not finite")
+
+    monkeypatch.setattr(experiment, "run", diverge)
     with pytest.raises(Diverged):
         Trained("small.py", keys, data="corpus")(setting)
 
@@ -92,40 +125,44 @@ def test_the_design_names_recipe_keys_and_score():
     assert (ROOT / "configs" / "dates.py").exists()
 
 
-def test_conditions_that_differ_in_their_score_share_a_training(setting):
+@pytest.mark.usefixtures("without_search")
+def test_conditions_that_differ_in_their_score_share_a_training(shared, monkeypatch):
     trained = Trained("small.py", data="corpus")
-    workdir = trained.train(setting)
+    workdir = trained.train(shared)
     before = (workdir / "metrics.jsonl").read_bytes()
     other = Trained("small.py", data="corpus", score=lambda *_: {"one": 1.0})
-    assert other.train(setting) == workdir
-    assert other(setting) == {"one": 1.0}
+    assert other.train(shared) == workdir
+    assert other(shared) == {"one": 1.0}
     assert (workdir / "metrics.jsonl").read_bytes() == before
+    pretend(monkeypatch)
     for condition in (
-        Trained("small.py", {"training.steps": 2}, data="corpus"),
+        Trained("small.py", {"training.steps": 3}, data="corpus"),
         Trained("small.py", data="corpus", start=trained),
     ):
-        assert condition.train(setting) != workdir
+        assert condition.train(shared) != workdir
 
 
-def test_overrides_act_on_the_score_and_not_on_the_training(setting):
+@pytest.mark.usefixtures("without_search")
+def test_overrides_act_on_the_score_and_not_on_the_training(shared):
     def beams(predictor, given):
         return {"beams": float(predictor.config.decoding.beam_size)}
 
     keys = {"training.steps": 2}
     first = Trained("small.py", keys, data="corpus", score=beams)
     wide = dataclasses.replace(first, overrides={"decoding.beam_size": 3})
-    assert wide(setting) == {"beams": 3.0}
-    assert first(setting) != wide(setting)
-    assert first.train(setting) == wide.train(setting)
+    assert wide(shared) == {"beams": 3.0}
+    assert first(shared) != wide(shared)
+    assert first.train(shared) == wide.train(shared)
     assert wide.design == {**first.design, "overrides": {"decoding.beam_size": "3"}}
 
 
-def test_a_training_starts_from_another_one(setting):
+@pytest.mark.usefixtures("without_search")
+def test_a_training_starts_from_another_one(shared):
     first = Trained("small.py", {"training.steps": 2}, data="corpus")
     keys = {"training.steps": 2, "optimizer.learning_rate": 1e-30}
     second = Trained("small.py", keys, data="corpus", start=first)
-    of_first = transformer_jax.load(first.train(setting))
-    of_second = transformer_jax.load(second.train(setting))
+    of_first = transformer_jax.load(first.train(shared))
+    of_second = transformer_jax.load(second.train(shared))
     assert of_second.parameters_sha256 == of_first.parameters_sha256
 
 
@@ -144,7 +181,7 @@ def test_a_training_of_another_process_is_waited_for(setting, monkeypatch):
     assert runs == [workdir, workdir]
 
 
-def test_a_config_and_data_of_functions(setting):
+def test_a_config_and_data_of_functions(setting, monkeypatch):
     def written(given):
         folder = given.runs / "data"
         write_corpus(folder)
@@ -154,9 +191,11 @@ def test_a_config_and_data_of_functions(setting):
         return load_recipe(str(setting.recipes / "small.py"))
 
     condition = Trained(functools.partial(recipe), {"training.steps": 1}, data=written)
-    config = condition.config(setting)
+    configs = pretend(monkeypatch)
     assert condition.train(setting).parent.name.startswith("recipe-")
+    (config,) = configs
     assert config.data.directory == str(setting.runs / "data")
+    make_task(parse(config), setting.workdir)
     assert condition.design["recipe"].endswith("recipe()")
     assert condition.design["data"].endswith("written")
 

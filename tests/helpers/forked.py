@@ -31,6 +31,7 @@ PRELOADED = (
     "transformer_jax.tasks.language_modeling",
     "transformer_jax.tasks.sequence_to_sequence",
     "ml_collections.config_flags",
+    "transformer_jax.claims.results",  # imports scipy.stats
     # imported by functions
     "orbax.checkpoint",
     "pyarrow.compute",

@@ -5,6 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
 from helpers import ROOT
@@ -12,6 +16,7 @@ from transformer_jax import experiment
 from transformer_jax.config import defaults
 from transformer_jax.config import shrink as make_small
 from transformer_jax.training.initialization import TrainState
+from transformer_jax.training.task import Params, Task
 
 RECIPE = """
 from transformer_jax.config import defaults, parse_arg
@@ -63,9 +68,12 @@ IN_THE_CORPUS: dict[str, dict[str, Any]] = {
 def shrink(config: ConfigDict, directory: Path, steps: int = 4) -> ConfigDict:
     """Shrink `config` in place to train on the corpus of `write_corpus` in seconds.
 
-    Other keys keep their values.
+    Layers are a loop, because each unrolled layer is compiled. Other keys keep their
+    values.
     """
     make_small(config)
+    if "unroll" in config.model:
+        config.model.unroll = 1
     data = config.data
     data.source = "files"
     data.directory = str(directory)
@@ -95,6 +103,22 @@ def run(config: ConfigDict, workdir: Path, **changes: Any) -> TrainState:
         {key.replace("__", "."): value for key, value in changes.items()}
     )
     return experiment.run(config, workdir).state
+
+
+def parameters(task: Task, seed: int = 0) -> Params:
+    """Return random parameters of a task: scales near 1, all others near 0.
+
+    NumPy draws them, because compiling `task.init` takes longer than most tests.
+    """
+    shapes = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
+    draw = np.random.default_rng(seed)
+
+    def drawn(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        name = jax.tree_util.keystr(path[-1:], simple=True)
+        center = 1.0 if name == "scale" else 0.0
+        return jnp.asarray(draw.normal(center, 0.2, leaf.shape), leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(drawn, shapes)
 
 
 def rows(workdir: Path) -> list[dict[str, Any]]:

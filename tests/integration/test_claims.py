@@ -145,13 +145,15 @@ def test_the_command(mine, tmp_path):
     result = json.loads((folder / "mine" / "result.json").read_text())
     assert result["verdict"] == "holds"
     assert (folder / "mine" / "result.svg").read_bytes().startswith(b"<?xml")
+    one = script("reproduce", *options, "--condition=two", "--seed=2")
+    assert one.returncode == 0, one.stderr.decode()
+    assert one.stdout == b""
+    assert (folder / "mine" / "two" / "2" / "result.json").exists()
+    # a process for what is left, the other condition with the third seed
     at_once = script("reproduce", *options, "--seeds=3", "--jobs=2")
     assert at_once.returncode == 0, at_once.stderr.decode()
     assert b"| two | 3 | 2 " in at_once.stdout
-    one = script("reproduce", *options, "--condition=two", "--seed=7")
-    assert one.returncode == 0, one.stderr.decode()
-    assert one.stdout == b""
-    assert (folder / "mine" / "two" / "7" / "result.json").exists()
+    assert (folder / "mine" / "one" / "2" / "log.txt").exists()
 
 
 def test_the_list_and_the_size_of_the_paper():

@@ -40,8 +40,9 @@ SHORTENED: dict[str, list[tuple[str, str]]] = {
         (
             "run = experiment.run(",
             (
-                "config.data.update(train_split='train[:99]', "
-                "validation_split='validation[:1]', max_buckets=1); "
+                "from transformer_jax.data.corpora import dates; "
+                "dates.SIZES.update(train=99, validation=1, test=1); "
+                "config.data.max_buckets = config.model.unroll = 1; "
                 "config.training.steps = 2; run = experiment.run("
             ),
         )
@@ -197,7 +198,12 @@ def check(name: str, path: Path, replacements: list[tuple[str, str]]) -> None:
             check_output(f"{name}:{line}", expected, printed[line])
 
 
-@pytest.mark.parametrize("name", PAGES)
+def has_code(name: str) -> bool:
+    page = blocks((ROOT / name).read_text())
+    return any(block.language == "python" for block in page)
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if has_code(name)])
 def test_code_runs_and_prints_what_the_page_says(name, tmp_path):
     check(name, tmp_path, SHORTENED.get(name, []))
 
@@ -239,9 +245,10 @@ def run(main, argv=None, **options):
         for task in tasks.TASKS:
             try:
                 config.override(config.defaults(task), overrides)
+                break
             except config.ConfigError as problem:
                 problems.append(problem)
-        if len(problems) == len(tasks.TASKS):
+        else:
             raise problems[0]
 
 def run_on_workdir(main, read=None):

@@ -5,14 +5,13 @@ blanks, and a corpus learnt by heart.
 import json
 import re
 
-import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
 import transformer_jax
 from helpers.forked import script
-from helpers.runs import rows, run, small
+from helpers.runs import parameters, rows, run, small
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.tasks.text import segmented, valid
 from transformer_jax.training.evaluation import Evaluator
@@ -26,7 +25,7 @@ def config(corpus):
 
 def task_and_params(config, workdir):
     task = make_task(parse(config), workdir)
-    return task, nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+    return task, parameters(task)
 
 
 def log_softmax(x):

@@ -2,14 +2,12 @@
 
 import json
 
-import flax.linen as nn
-import jax
 import numpy as np
 import pytest
 
 import transformer_jax
 from helpers.forked import script
-from helpers.runs import run, small
+from helpers.runs import parameters, run, small
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.data.sources import DataError
 from transformer_jax.training.evaluation import Evaluator
@@ -61,7 +59,7 @@ def task_of(config, workdir):
 
 
 def evaluated(task, split):
-    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+    params = parameters(task)
     return params, Evaluator(task, make_mesh(task.config.mesh)).evaluate(
         params, split, greedy=True
     )

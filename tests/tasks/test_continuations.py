@@ -1,12 +1,11 @@
 """Continuations of prompts by a language model."""
 
-import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
 import transformer_jax
-from helpers.runs import run, shrink, small
+from helpers.runs import parameters, run, shrink, small
 from transformer_jax.config import defaults, make_task, parse
 from transformer_jax.data.sources import DataError
 from transformer_jax.tasks import language_modeling
@@ -26,7 +25,7 @@ def config(corpus):
 def untrained(config, workdir, greedy=True):
     """Return a task, random parameters, and a function that predicts with them."""
     task = make_task(parse(config), workdir)
-    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+    params = parameters(task)
     evaluator = Evaluator(task, make_mesh(task.config.mesh))
     return task, params, lambda prompts: evaluator.predict(params, prompts, greedy)
 

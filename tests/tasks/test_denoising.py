@@ -2,14 +2,13 @@
 
 import re
 
-import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 from flax import traverse_util
 
 import transformer_jax
-from helpers.runs import run, small
+from helpers.runs import parameters, run, small
 from transformer_jax.config import ConfigError, defaults, make_task, parse
 from transformer_jax.tasks.denoising import Denoising
 from transformer_jax.training.sharding import make_mesh
@@ -122,7 +121,7 @@ def test_the_borders_of_documents_are_part_of_the_data(config, corpus, tmp_path)
 def test_an_evaluation_has_the_loss_of_training_and_writes_no_text(task):
     """Of training without smoothing and dropout."""
     assert task.config.training.label_smoothing == 0.1
-    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+    params = parameters(task)
     batches = task.batches("val", seed=None)
     batch = batches.load(batches.plan.batch(0))
     means, outputs = jax.jit(task.evaluate, static_argnums=2)(params, batch, False)
@@ -157,7 +156,7 @@ def test_a_run_is_evaluated_predicts_and_is_fine_tuned(config, corpus, tmp_path)
     assert translation.model == config.model
     translation.init_from = str(tmp_path / "run")
     task = make_task(parse(translation), tmp_path / "tuned")
-    fresh = nn.unbox(jax.jit(task.init)(jax.random.key(7)))
+    fresh = parameters(task, 7)
     source = source_of(task, make_mesh(task.config.mesh))
     before = flat(state.params)
     after = flat(merge(task, source, fresh))

@@ -4,7 +4,6 @@ frozen parts, and learning.
 
 import dataclasses
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +11,7 @@ import optax
 import pytest
 
 from helpers import oracle
-from helpers.runs import small
+from helpers.runs import parameters, small
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.models import counting
 from transformer_jax.training.engine import Engine, make_train_step
@@ -55,10 +54,6 @@ def make(corpus, tmp_path):
     return make
 
 
-def initial(task):
-    return nn.unbox(jax.jit(task.init)(jax.random.key(0)))
-
-
 def whole(task, split="val"):
     batches = task.batches(split, None)
     return batches.load(batches.plan.batch(0))
@@ -81,7 +76,7 @@ def test_the_input_has_special_tokens_beyond_the_vocabulary(make):
     assert arrays["text"][0, 0] == v
     assert arrays["text"][0, arrays["second"][0] - 1] == v + 1
     assert arrays["text"][1, arrays["text_length"][1] - 1] == v + 2
-    assert initial(task)["gpt"]["embedding"]["table"].shape == (v + 3, 16)
+    assert parameters(task)["gpt"]["embedding"]["table"].shape == (v + 3, 16)
     alone = make({"data.second_column": ""})
     tokens, text = tokens_of(alone, whole(alone), 0)
     assert (tokens[0], tokens[-1], text) == ("[START]", "[EXTRACT]", "ka ke")
@@ -97,7 +92,7 @@ def test_plain_text(make):
     arrays, v, params = (
         whole(task),
         task.config.model.vocab_size,
-        jax.tree.map(lambda x: 3 * x, initial(task)),
+        jax.tree.map(lambda x: 3 * x, parameters(task)),
     )
     one, two = task.corpus.tokenizers["text"].encode_batch(PAIRS[2][:2])
     assert arrays["text"][2, : arrays["text_length"][2]].tolist() == [*one, *two]
@@ -148,7 +143,7 @@ def test_the_objective_is_the_equations(make, changes):
     task = make(
         {"fine_tuning.auxiliary_weight": 0.25, "model.vocab_multiple": 16, **changes}
     )
-    params, arrays = jax.tree.map(lambda x: 3 * x, initial(task)), whole(task)
+    params, arrays = jax.tree.map(lambda x: 3 * x, parameters(task)), whole(task)
     means = jax.jit(lambda p: task.loss(p, arrays, jax.random.key(0), 0))(params)
     assert {name: float(mean.scale) for name, mean in means.items()} == {
         "cross_entropy": 1,
@@ -189,7 +184,7 @@ def stepped(task, arrays):
     step = make_train_step(
         task, optimizer, seed=0, microbatches=1, frozen=task.config.frozen
     )
-    state, metrics = jax.jit(step)(init_state(initial(task), optimizer), arrays)
+    state, metrics = jax.jit(step)(init_state(parameters(task), optimizer), arrays)
     return jax.tree.map(np.asarray, state.params), metrics
 
 
@@ -232,7 +227,8 @@ def test_work_is_counted(make):
         task, arrays = make(off | changes), make().dummy_batch(3, 11)
         tokens, flops = task.work(arrays)
         assert tokens == 3 * 11 * views
-        assert flops == 3 * counting.flops(task.network.output, initial(task), arrays)
+        forward = counting.flops(task.network.output, parameters(task), arrays)
+        assert flops == 3 * forward
         assert (
             make(changes).work(arrays).flops - flops
             == 3 * views * 3 * 2 * 11 * 16 * 307
@@ -251,7 +247,7 @@ def test_the_order_of_a_pair_means_nothing_with_both_orders(make):
         task.fingerprint(training=False)
         run, params = (
             jax.jit(task.network.output),
-            jax.tree.map(lambda x: 3 * x, initial(task)),
+            jax.tree.map(lambda x: 3 * x, parameters(task)),
         )
         found = np.zeros((2, len(one), 2))
         for order in (0, 1):
@@ -275,20 +271,21 @@ def test_attention_and_predictions_of_pairs_in_both_orders(make):
         Evaluator(task, make_mesh(task.config.mesh)),
         [{"one": "ka ke", "two": "mo"}],
     )
-    ((found,),) = evaluator.attention(initial(task), records)
+    ((found,),) = evaluator.attention(parameters(task), records)
     assert [t for t in found.queries if t.startswith("[")] == [
         "[START]",
         "[DELIM]",
         "[EXTRACT]",
     ]
     assert found.queries[1].startswith("k")
-    (prediction,) = evaluator.predict(initial(task), records)
+    (prediction,) = evaluator.predict(parameters(task), records)
     assert sum(prediction["probabilities"].values()) == pytest.approx(1)
 
 
 def test_what_is_frozen_does_not_include_the_new_embeddings(make):
     task = make({"fine_tuning.frozen_layers": 1})
-    before, (after, _) = initial(task), stepped(task, task.dummy_batch(8, 11, seed=1))
+    before = parameters(task)
+    after, _ = stepped(task, task.dummy_batch(8, 11, seed=1))
     v = task.config.model.vocab_size
     counts = {
         "embedding/table": v,

@@ -2,14 +2,13 @@
 
 import json
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from helpers.processes import on_devices
-from helpers.runs import run, shrink, small
+from helpers.runs import parameters, run, shrink, small
 from transformer_jax.config import ConfigError, defaults, make_task, parse
 from transformer_jax.tasks.language_modeling import LanguageModeling
 from transformer_jax.training.checkpoint import CheckpointError
@@ -116,7 +115,7 @@ def test_losses_and_gradients_of_packed_documents_are_those_of_separate_ones(
     packed, tmp_path
 ):
     task = make_task(parse(packed), tmp_path / "run")
-    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+    params = parameters(task)
 
     @jax.jit
     def run(params, batch):
@@ -193,7 +192,7 @@ def test_overlapping_windows_are_scored_with_more_context(packed, tmp_path):
     """
     packed.data.layout, packed.data.validation_stride = "windows", 20
     task, length = make_task(parse(packed), tmp_path / "run"), packed.data.max_length
-    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+    params = parameters(task)
     ids = task.corpus.encode(
         "text", task.corpus.open("val").column("text"), end=False
     ).values.astype(int)
@@ -283,7 +282,7 @@ def test_cached_is_whole_and_no_token_is_seen_before_its_place(changes, corpus):
     config.model.update(changes)
     task = make_task(parse(config), None)
     params, batch = (
-        nn.unbox(jax.jit(task.init)(jax.random.key(0))),
+        parameters(task),
         task.dummy_batch(3, 5, seed=1),
     )
     differences = task.checks(params, jax.device_put(batch))
@@ -297,7 +296,7 @@ def test_cached_is_whole_and_no_token_is_seen_before_its_place(changes, corpus):
 def test_a_recurrent_model_has_no_attention_to_show(corpus, tmp_path):
     config = shrink(defaults("language_modeling", "recurrent_lm"), corpus)
     task = make_task(parse(config), tmp_path / "run")
-    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+    params = parameters(task)
     assert Evaluator(task, make_mesh(task.config.mesh)).attention(
         params, ["ek it"]
     ) == [[]]

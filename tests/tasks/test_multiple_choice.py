@@ -4,13 +4,12 @@ rows that cannot be read.
 
 import functools
 
-import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
 import transformer_jax
-from helpers.runs import rows, run, small
+from helpers.runs import parameters, rows, run, small
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.data.sources import DataError
 from transformer_jax.training.evaluation import Evaluator
@@ -70,7 +69,7 @@ def task(config, tmp_path):
 @pytest.fixture
 def params(task):
     """Return parameters that give the choices clearly different scores."""
-    initial = nn.unbox(jax.jit(task.init)(jax.random.key(1)))
+    initial = parameters(task, 1)
     return jax.tree.map(lambda x: 10 * x, initial)
 
 

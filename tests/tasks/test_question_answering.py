@@ -6,14 +6,13 @@ import json
 import math
 from types import SimpleNamespace
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import transformer_jax
-from helpers.runs import rows, run, small
+from helpers.runs import parameters, rows, run, small
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.data.sources import DataError
 from transformer_jax.tasks.question_answering import best_spans
@@ -269,7 +268,7 @@ def test_questions_without_an_answer_are_noticed(config, tmp_path, corpus, caplo
 def predictor(task):
     """Predictions by random parameters."""
     evaluator = Evaluator(task, make_mesh(task.config.mesh))
-    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+    params = parameters(task)
     return lambda records: evaluator.predict(params, records)
 
 
@@ -395,7 +394,7 @@ def test_a_long_question_is_cut(task, caplog):
 
 def test_every_window_has_its_maps(task):
     evaluator = Evaluator(task, make_mesh(task.config.mesh))
-    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+    params = parameters(task)
     records = [
         {"question": "Wo wohnt Émile?", "context": text}
         for text in (FILLING * 3, SHORT)

@@ -1,11 +1,9 @@
 """Regression: its loss, its scores, and values that are no numbers."""
 
-import flax.linen as nn
-import jax
 import numpy as np
 import pytest
 
-from helpers.runs import small
+from helpers.runs import parameters, small
 from transformer_jax.config import make_task, parse
 from transformer_jax.data.sources import DataError
 from transformer_jax.training.evaluation import Evaluator
@@ -21,7 +19,7 @@ def task_of(config, workdir):
 
 
 def evaluated(task, split):
-    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+    params = parameters(task)
     return params, Evaluator(task, make_mesh(task.config.mesh)).evaluate(
         params, split, greedy=True
     )

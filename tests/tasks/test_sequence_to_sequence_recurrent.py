@@ -1,12 +1,11 @@
 """Sequence-to-sequence task with a recurrent model instead of a Transformer."""
 
-import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
 import transformer_jax
-from helpers.runs import run, shrink
+from helpers.runs import parameters, run, shrink
 from transformer_jax.config import ConfigError, defaults, make_task, parse
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
@@ -30,7 +29,7 @@ def test_cached_is_whole_and_no_token_is_seen_before_its_place(recurrent, attent
     recurrent.model.attention = attention
     task = make_task(parse(recurrent), None)
     params, batch = (
-        nn.unbox(jax.jit(task.init)(jax.random.key(0))),
+        parameters(task),
         task.dummy_batch(4, 6, seed=1),
     )
     for name, difference in task.checks(params, batch).items():
@@ -40,7 +39,7 @@ def test_cached_is_whole_and_no_token_is_seen_before_its_place(recurrent, attent
 def test_without_attention_there_is_none_to_show(recurrent, tmp_path):
     recurrent.model.attention = "none"
     task = make_task(parse(recurrent), tmp_path / "run")
-    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+    params = parameters(task)
     assert Evaluator(task, make_mesh(task.config.mesh)).attention(
         params, [{"en": "ek", "de": "dk"}]
     ) == [[]]
@@ -98,7 +97,7 @@ def test_teacher_forcing_goes_by_the_step(recurrent, tmp_path):
     model.dropout_rate = recurrent.training.label_smoothing = 0.0
     task = make_task(parse(recurrent), tmp_path / "run")
     params, batch = (
-        nn.unbox(jax.jit(task.init)(jax.random.key(0))),
+        parameters(task),
         task.dummy_batch(4, 6, seed=1),
     )
     key = jax.random.key(1)

@@ -6,13 +6,12 @@ import functools
 import itertools
 import json
 
-import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
 import transformer_jax
-from helpers.runs import rows, run, small
+from helpers.runs import parameters, rows, run, small
 from transformer_jax import spans
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.data import sources
@@ -106,7 +105,7 @@ def by_row(batches):
 
 
 def test_the_loss_is_that_of_a_loop_over_words(task):
-    params = nn.unbox(jax.jit(task.init)(jax.random.key(1)))
+    params = parameters(task, 1)
     evaluate = jax.jit(task.evaluate, static_argnums=2)
     means = [
         evaluate(params, arrays, True)[0]
@@ -151,7 +150,7 @@ def test_a_long_sentence_is_divided_and_every_word_gets_a_tag(
     sentences = [SENTENCES[2], LONG, SENTENCES[0]]
     write(corpus / "val.conll", sentences)
     task = make_task(parse(config), tmp_path / "run")
-    params = nn.unbox(jax.jit(task.init)(jax.random.key(2)))
+    params = parameters(task, 2)
     evaluator, lines = (
         Evaluator(task, make_mesh(task.config.mesh)),
         [words for words, _ in sentences],

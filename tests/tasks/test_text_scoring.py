@@ -2,13 +2,12 @@
 
 import json
 
-import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
 from helpers.corpus import write_corpus
-from helpers.runs import small
+from helpers.runs import parameters, small
 from transformer_jax.config import make_task, parse
 from transformer_jax.data.scoring import score
 from transformer_jax.data.sources import DataError
@@ -33,7 +32,7 @@ def model(tmp_path_factory):
     )
     config.model.max_length = config.data.max_length = LIMIT
     task = make_task(parse(config), folder / "run")
-    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+    params = parameters(task)
     params = jax.tree.map(lambda x: x * 3, params)  # probabilities that differ
     evaluator, apply = (
         Evaluator(task.scorer(), make_mesh(task.config.mesh)),
