@@ -77,6 +77,7 @@ def test_losses_and_accuracies_are_those_of_a_loop(config, corpus, tmp_path, cau
         file.write("\nek at\n")
     config.model.causal, config.masking.next_sentence = causal, not causal
     config.model.dropout_rate = 0.0
+    config.model.attention_dropout_rate = 0.0
     task, params = task_and_params(config, tmp_path / "run")
     batches = task.batches("train", 1)
     batch = batches.load(batches.plan.batch(0))
