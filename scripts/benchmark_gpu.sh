@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Usage: scripts/benchmark_gpu.sh OUTPUT DATA [--rehearse]
+# Measures on one GPU, in about eight minutes, what docs/results/accelerators.md and docs/results/speed.md need, the most
+# valuable first. DATA holds input.txt, the text of configs/gpt.py:shakespeare. Each result is in OUTPUT/NAME.json as soon as it is
+# known, its log in OUTPUT/NAME.log. What fails or takes too long is left out. --rehearse runs the same commands with
+# small models, e.g. on a CPU. Comparisons need PyTorch and transformers.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+output=$1
+data=$2
+rehearse=${3:-}
+mkdir -p "$output"
+
+# measure NAME SECONDS COMMAND...: run a command for at most this many seconds, in a rehearsal ten times as long
+measure() {
+    local name=$1 limit=$2 start=$SECONDS state=done
+    if [ "$rehearse" ]; then limit=$((10 * limit)); fi
+    shift 2
+    timeout "$limit" "$@" > "$output/$name.json" 2> "$output/$name.log" || state="failed ($?)"
+    echo "$name: $state after $((SECONDS - start)) s: $(tail -n 1 "$output/$name.json" | cut -c 1-400)"
+}
+
+# Options of the comparisons, of attention and of trainings.
+turns=(--rounds=6 --steps=20 --compile)
+writing=(--rounds=5)
+lengths=(--length=64,128,256,512,1024,2048,4096)
+training=()
+short=50
+long=64
+if [ "$rehearse" ]; then
+    turns=(--rounds=2 --steps=1 --small)
+    writing=(--rounds=2 --tokens=8 --length=8 --small)
+    lengths=(--length=64,128 --positions=256 --heads=2 --rounds=2)
+    training=(--config.model.num_layers=1 --config.model.unroll=1 --config.training.steps=4
+        --config.training.evaluate_every=4 --config.checkpoint.every=4)
+    short=4
+    long=16
+fi
+no_dropout=--config.model.attention_dropout_rate=0
+gpt2=(--config=configs/gpt.py:gpt2-small --config.data.batch_tokens=16384 "$no_dropout" --config.model.remat=none
+    --config.model.unroll=12 --config.model.vocab_multiple=128)
+bert=(--config=configs/bert.py:base --config.data.batch_tokens=32768 "$no_dropout" --config.model.unroll=12)
+shakespeare=(--config=configs/gpt.py:shakespeare --config.data.directory="$data")
+steps=scripts/pytorch/steps.py
+
+# length LONG: the length of a comparison
+length() { if [ "$rehearse" ]; then echo "--length=$long"; else echo "--length=$1"; fi; }
+
+measure big 120 python $steps --config=configs/wmt14.py:big --config.data.batch_tokens=32768 \
+    --config.model.residual_dtype=bfloat16 "$(length 64)" "${turns[@]}"
+measure gpt2-small 90 python $steps "${gpt2[@]}" "$(length 1024)" "${turns[@]}"
+measure bert-128 90 python $steps "${bert[@]}" "$(length 128)" "${turns[@]}"
+measure bert-512 90 python $steps "${bert[@]}" "$(length 512)" "${turns[@]}"
+for prompts in 1 32; do
+    measure generation-$prompts 90 python scripts/pytorch/generation.py --config=configs/gpt.py:gpt2-small \
+        --prompts=$prompts --static "${writing[@]}"
+done
+measure attention 90 python scripts/pytorch/attention.py "${lengths[@]}"
+measure attention-causal 90 python scripts/pytorch/attention.py --causal "${lengths[@]}"
+
+# Exactness: kernels against the reference, and two runs bit for bit.
+measure verify 90 python scripts/verify.py "${shakespeare[@]}"
+export XLA_FLAGS="--xla_gpu_exclude_nondeterministic_ops=true ${XLA_FLAGS:-}"
+for run in first second; do
+    measure exact-$run 60 python scripts/train.py "${shakespeare[@]}" --workdir="$output/runs/$run" "${training[@]}" \
+        --config.training.steps=$short --config.optimizer.decay_steps=5000
+    measure exact-$run-sum 30 python scripts/evaluate.py --workdir="$output/runs/$run"
+done
+export XLA_FLAGS="${XLA_FLAGS#* }"
+
+measure shakespeare 240 python scripts/train.py "${shakespeare[@]}" --workdir="$output/runs/shakespeare" "${training[@]}"
+measure shakespeare-loss 30 python scripts/evaluate.py --workdir="$output/runs/shakespeare"
