@@ -249,6 +249,9 @@ class TrainingConfig:
     steps: int = free(100_000)
     log_every: int = free(100)
     evaluate_every: int = free(1000)
+    # measure gradients, updates, attention and units of every layer at these steps, see
+    # `watching`; 0: never
+    watch_every: int = free(0)
     seed: int = 0
     # split each batch into this many parts and sum their gradients, to save memory
     microbatches: int = 1
@@ -268,6 +271,8 @@ class TrainingConfig:
         for name in ("steps", "log_every", "evaluate_every", "microbatches"):
             if getattr(self, name) < 1:
                 yield name, "must be at least 1"
+        if self.watch_every < 0:
+            yield "watch_every", "must not be negative; 0 watches no step"
         if not 0 <= self.seed < 2**31:
             yield "seed", "must be in [0, 2³¹)"
         if not 0 <= self.ema_decay < 1:
