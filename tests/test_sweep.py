@@ -69,7 +69,7 @@ def test_runs_have_readable_names(tiny, tmp_path):
         "learning_rate-0.0003_seed-1",
     ]
     assert sweep.single(made.runs, made.runs[2].name) == made.runs[2]
-    with pytest.raises(UserError, match="--run=x: choose one of learning_rate-0.001"):
+    with pytest.raises(UserError, match="--run=x: choose one of learning_rate"):
         sweep.single(made.runs, "x")
     (run,) = sweep.make_sweep(tiny, "training.seed=3", tmp_path).runs
     assert run.name == "seed-3"

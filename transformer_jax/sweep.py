@@ -221,7 +221,8 @@ def check(name: str, config: ConfigDict) -> None:
     """Raise UserError if a run cannot be trained, before the first one starts."""
     try:
         data = parse(config).data
-        if not epath.Path(data.directory).expanduser().is_dir():
+        folder = epath.Path(data.directory).expanduser()
+        if data.source == "files" and not folder.is_dir():
             raise ConfigError(
                 f"config.data.directory = {data.directory!r}: there is no such folder"
             )

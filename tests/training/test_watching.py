@@ -129,11 +129,6 @@ KINDS = {
         "recurrent",
         {"gradient_norm/encoder/forward_0": (), "parameter_norm": ()},
     ),
-    "rnn language model": (
-        "language_modeling",
-        "recurrent_lm",
-        {"update_norm": ()},
-    ),
     "gpt": (
         "language_modeling",
         None,
@@ -148,7 +143,6 @@ KINDS = {
             "attention_entropy/self-attention": (2,),
         },
     ),
-    "classifier": ("classification", None, {"update_norm/head": ()}),
     "choices": (
         "multiple_choice",
         None,

@@ -81,8 +81,11 @@ def make_train_step(
         params = optax.apply_updates(state.params, without_updates(updates, frozen))
         metrics = {**shares, "loss": loss, "weight": weight}
         metrics["gradient_norm"] = optax.tree.norm(slope)
-        ema = None
-        if ema_decay:
+        ema = optimizers.averaged(opt_state, params)
+        if ema is not None:
+            apart = jax.tree.map(jnp.subtract, ema, params)
+            ema = optax.apply_updates(params, without_updates(apart, frozen))
+        elif ema_decay:
             ema = moving_average(state.ema, params, state.step + 1, ema_decay)
         done = TrainState(state.step + 1, params, opt_state, ema)
         skipped = state._replace(step=state.step + 1)

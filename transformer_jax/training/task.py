@@ -284,9 +284,10 @@ class EvaluationConfig:
     """The parameters to evaluate, and the batch size.
 
     checkpoint: "latest"; "best" by checkpoint.best_metric; "average" of the last
-        `average_last` checkpoints; or "ema", the moving average of training.ema_decay
-        in the latest checkpoint. Evaluations during training score the moving average
-        for "ema", and the parameters themselves for the other values.
+        `average_last` checkpoints; or "ema", the moving average of training.ema_decay,
+        or the average that an optimizer keeps, in the latest checkpoint. Evaluations
+        during training score this average for "ema", and the parameters themselves for
+        the other values.
     """
 
     checkpoint: str = "latest"
@@ -397,7 +398,16 @@ class Config:
                     f"set it to {kept}, or train with a larger checkpoint.keep_latest"
                 ),
             )
-        if self.evaluation.checkpoint == "ema" and not self.training.ema_decay:
+        if self.optimizer.averages and self.training.ema_decay:
+            yield (
+                "training.ema_decay",
+                (
+                    f"must be 0 for optimizer.name = {self.optimizer.name!r}, "
+                    "which keeps an average of its own"
+                ),
+            )
+        keeps_average = self.training.ema_decay > 0 or self.optimizer.averages
+        if self.evaluation.checkpoint == "ema" and not keeps_average:
             yield (
                 "evaluation.checkpoint",
                 (
@@ -417,6 +427,12 @@ class Config:
                 f"config.optimizer.decay_steps = {end}: after that step, the learning "
                 f"rate stays at {self.optimizer.end_fraction:g} of its peak "
                 f"until training.steps = {steps}; set it to 0 to decay over all steps"
+            )
+        if self.optimizer.averages and self.evaluation.checkpoint != "ema":
+            yield (
+                f"config.evaluation.checkpoint = {self.evaluation.checkpoint!r}: "
+                f"optimizer.name = {self.optimizer.name!r} is meant to be evaluated "
+                "with the average of its parameters; set this to 'ema'"
             )
         for table in self.given_tables:
             yield from table.advice()
