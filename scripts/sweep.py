@@ -123,6 +123,8 @@ def chosen(runs: sweep.Sweep) -> sweep.Run:
 
 def launch(runs: sweep.Sweep) -> None:
     """Submit the runs that have no result, or print the command that does it."""
+    if Path.cwd() != ROOT:
+        raise UserError(f"--launch: the jobs start in this folder, go to {ROOT} first")
     numbers = runs.open_runs()
     if not numbers:
         print("all runs are finished: omit --launch for the table", file=sys.stderr)
@@ -138,7 +140,7 @@ def launch(runs: sweep.Sweep) -> None:
         f"--run={OF_ARRAY}",
     ]
     if shutil.which("sbatch"):
-        subprocess.run(command, cwd=ROOT, check=True)
+        subprocess.run(command, check=True)
         return
     print(
         f"there is no sbatch on this machine: run this where SLURM is, in {ROOT}",

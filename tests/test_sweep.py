@@ -48,7 +48,7 @@ def test_values_have_the_types_of_their_keys(tiny):
         ("training.seed=0.5", "config.training.seed = '0.5': must be of type int"),
         ("training.seed=1;training.seed=2", "--grid has training.seed twice"),
         ("optimizer.learning_rate=1e-3,0.001", "learning_rate = 0.001 twice"),
-        ("model.num_heads=3", "num_heads-3: config.model"),
+        ("training.microbatches=3", "--grid, microbatches-3: config.training.micro"),
         ("training.seed=0,-1", "config.training.seed = -1: must be in"),
         ("data.directory=/none", "config.data.directory = '/none': there is no such"),
     ],

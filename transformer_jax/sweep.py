@@ -98,7 +98,7 @@ class Point:
     and measures the scores on the validation split.
 
     They are those of the last step, or of the best one if evaluation.checkpoint is
-    "best". If training diverges, they are NaN.
+    "best". If training diverges, checkpoint.best_metric is NaN.
     """
 
     config: ConfigDict
@@ -112,13 +112,13 @@ class Point:
 
     def __call__(self, setting: Setting) -> Measurements:
         config = with_choices(self.config, {SEED: setting.seed})
-        metrics = task_class(config.task).metrics
         try:
             run = experiment.run(config, setting.workdir)
         except Diverged as error:
             log.warning("%s diverged: %s", setting.workdir, error)
-            return dict.fromkeys(metrics, math.nan)
+            return {config.checkpoint.best_metric: math.nan}
         scores = run.scores
+        metrics = task_class(config.task).metrics
         if run.task.config.evaluation.checkpoint == "best":
             checkpoints = Checkpoints(
                 setting.workdir / "checkpoints", run.task.config.checkpoint, metrics

@@ -97,7 +97,7 @@ def test_the_average_is_the_recursion(decay):
 
 @pytest.mark.parametrize("frozen", [{}, {"b": None}])
 def test_schedule_free_evaluates_the_average_of_its_steps(frozen):
-    """Algorithm 1 of Defazio et al. 2024, in NumPy, without weight decay for vectors."""
+    """Algorithm 1 of Defazio et al. 2024, in NumPy. Vectors have no weight decay."""
     config = OptimizerConfig(
         name="schedule_free",
         schedule="constant",
