@@ -73,6 +73,11 @@ def test_runs_have_readable_names(tiny, tmp_path):
         sweep.single(made.runs, "x")
     (run,) = sweep.make_sweep(tiny, "training.seed=3", tmp_path).runs
     assert run.name == "seed-3"
+    wide = sweep.make_sweep(tiny, "optimizer.learning_rate=1e20,1e-20", tmp_path)
+    assert [run.name for run in wide.runs] == [
+        "learning_rate-1e20_seed-0",
+        "learning_rate-1e-20_seed-0",
+    ]
     alike = "data.max_length=16,24;model.max_length=24,32"
     (first, *_) = sweep.make_sweep(tiny, alike, tmp_path).runs
     assert first.name == "data.max_length-16_model.max_length-24_seed-0"

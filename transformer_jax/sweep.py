@@ -213,7 +213,8 @@ def _name(choices: Choices) -> str:
     words = []
     for key, name in zip(choices, last, strict=True):
         label = name if last.count(name) == 1 else key
-        words.append(running.folder_name(f"{label} {choices[key]}"))
+        value = str(choices[key]).replace("e+", "e")
+        words.append(running.folder_name(f"{label} {value}"))
     return "_".join(words)
 
 
