@@ -246,9 +246,10 @@ def _draw_family(
     ):
         for name, curve in curves.items():
             color = shades(names.index(name) / len(names))
-            axis.plot(
-                curve.steps, curve.values, style, color=color, label=f"{run}, {name}"
-            )
+            label = name.removeprefix(pattern.partition("*")[0])
+            if len(runs) > 1:
+                label = f"{run}, {label}"
+            axis.plot(curve.steps, curve.values, style, color=color, label=label)
     axis.set(xlabel="step", ylabel=pattern)
 
 
