@@ -2,6 +2,8 @@ r"""Plot runs: logged values over training steps, or a metric over source length
 
     python scripts/compare.py --workdirs=runs/a,runs/b --output=curves.svg \
         --values=loss,bleu
+    python scripts/compare.py --workdirs=runs/a --output=norms.svg \
+        --values='gradient_norm/*'
     python scripts/compare.py --workdirs=runs/a,runs/b --output=lengths.svg \
         --lengths=10,20,30 --values=bleu --split=val
 
@@ -37,7 +39,7 @@ OUTPUT = flags.DEFINE_string(
 VALUES = flags.DEFINE_list(
     "values",
     ["loss"],
-    "names in metrics.jsonl, or with --lengths one metric, e.g. bleu",
+    "names in metrics.jsonl, also with *, or with --lengths one metric, e.g. bleu",
 )
 LENGTHS = flags.DEFINE_list(
     "lengths",
@@ -72,7 +74,12 @@ def main() -> None:
                 "add it, e.g. --lengths=10,20,30"
             )
         runs = {
-            run: {name: curves.read_curves(run, name) for name in VALUES.value}
+            run: {
+                name: curves.read_family(run, name)
+                if curves.is_family(name)
+                else curves.read_curves(run, name)
+                for name in VALUES.value
+            }
             for run in WORKDIRS.value
         }
         curves.draw_curves(OUTPUT.value, runs, label)

@@ -97,6 +97,7 @@ MAY_IMPORT = {
         "data.progress",
         "training",
     },
+    "sweep": {"claims", "config", "experiment", "tasks", "training"},
     "conversion": {
         "config",
         "workdir",
@@ -501,6 +502,7 @@ GENERIC_MODULES = (
     "predictor",
     "exporting",
     "verification",
+    "sweep",
 )
 GENERIC_CODE = [
     *(

@@ -18,7 +18,7 @@ SCRIPTS = sorted(path.stem for path in (ROOT / "scripts").glob("*.py"))
 
 OF_RUNS = ("evaluate", "predict", "attention_report", "minimal_pairs", "export")
 
-OF_RECIPES = ("train", "benchmark", "describe", "verify")
+OF_RECIPES = ("train", "benchmark", "describe", "verify", "sweep")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -30,7 +30,7 @@ def test_help_is_complete_and_no_error(name):
     assert ("--config.SECTION.KEY=VALUE" in text) == (
         name not in ("prepare", "concatenate", "documents")
     )
-    if name in (*OF_RUNS, "train"):
+    if name in (*OF_RUNS, "train", "sweep"):
         assert "--workdir=…\n" in text
     if name in OF_RECIPES:
         assert "--config=…\n      recipe, configs/NAME.py[:ARG] (required)" in text

@@ -126,6 +126,10 @@ def test_the_tokenizers_of_another_run_may_share_a_table(tiny):
             "training.evaluate_every = 0: must be at least 1",
         ),
         (
+            {"training.watch_every": -1},
+            "training.watch_every = -1: must not be negative",
+        ),
+        (
             {"data.tokenizer": "unigram", "data.min_count": 2},
             "data.min_count = 2: must be 1 with data.tokenizer = 'uni",
         ),

@@ -78,6 +78,7 @@ FREE = {
         "training.steps",
         "training.log_every",
         "training.evaluate_every",
+        "training.watch_every",
     ),
 }
 FREE_SECTIONS = ("evaluation", "checkpoint", "decoding", "answers", "mesh")

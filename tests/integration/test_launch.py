@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shlex
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from helpers import ROOT
+from helpers.forked import script
 
 LAUNCH = ROOT / "scripts" / "launch"
 
@@ -465,3 +467,56 @@ def test_kubernetes(stubs):
         f"'{own}' & JOB_COMPLETION_INDEX=0 {shell[0]} -c '{own}' && wait $!"
     )
     trained_by_two(stubs(["bash", "-c", run], COORDINATOR=address), stubs.workdir)
+
+
+def test_a_sweep_is_an_array_of_jobs(recipe, tmp_path):
+    """Without sbatch, the command is printed. The runs of the array are those of the
+    grid, in order.
+    """
+    own = [
+        f"--config={recipe}",
+        f"--workdir={tmp_path / 'runs'}",
+        "--grid=training.seed=0,1;optimizer.learning_rate=1e-3,1e-4",
+        "--config.training.steps=2",
+    ]
+    asked = [*own, "--launch", "--slurm", "--gpus=1"]
+    bare = {"PATH": "/usr/bin:/bin"}
+    printed = script("sweep", *asked, environment=bare)
+    expected = [
+        "sbatch",
+        "--array=0,1,2,3",
+        "--ntasks=1",
+        "--export=ALL,SCRIPT=scripts/sweep.py",
+        "--gpus=1",
+        "scripts/launch/slurm.sbatch",
+        *own,
+        "--run=slurm",
+    ]
+    assert printed.returncode == 0, printed.stderr
+    assert shlex.split(printed.stdout.decode()) == expected
+    assert b"there is no sbatch on this machine" in printed.stderr
+
+    stub = tmp_path / "bin" / "sbatch"
+    stub.parent.mkdir()
+    stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    stub.chmod(0o755)
+    path = {"PATH": f"{stub.parent}:/usr/bin:/bin"}
+    submitted = script("sweep", *asked, environment=path)
+    assert submitted.stdout.decode().splitlines() == expected[1:]
+
+    refused = script(
+        "sweep", *own, "--run=slurm", environment={"SLURM_ARRAY_TASK_ID": "4"}
+    )
+    assert refused.returncode == 2
+    assert b"SLURM_ARRAY_TASK_ID=4 is not the number of a run" in refused.stderr
+
+
+def test_slurm_starts_the_script_of_a_sweep(stubs, tmp_path):
+    (tmp_path / "bin" / "srun").write_text(
+        f'#!/usr/bin/env bash\nprintf "%s\\n" "$@" > {tmp_path}/started\n'
+    )
+    sbatch = ["bash", str(LAUNCH / "slurm.sbatch"), "--run=slurm"]
+    done = stubs(sbatch, SLURM_JOB_ID="7", SCRIPT="scripts/sweep.py")
+    assert done.returncode == 0, done.stderr
+    started = (tmp_path / "started").read_text().split()
+    assert started[-3:] == ["python", "scripts/sweep.py", "--run=slurm"]

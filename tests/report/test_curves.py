@@ -46,6 +46,29 @@ def test_curves_are_read_by_split(run):
     assert read(run, "bleu") == {"val": Curve([10, 20], [1.0, 4.0])}
 
 
+def test_families_have_a_curve_for_each_name_in_training_rows(tmp_path):
+    rows = [
+        {"step": 1, "split": "train", "norm/b/0": 1.0, "norm/b/1": 2.0, "norm": 9.0},
+        {"step": 2, "split": "train", "norm/b/0": None, "norm/b/1": 3.0},
+        {"step": 2, "split": "val", "norm/b/0": 7.0},
+    ]
+    lines = [json.dumps(row) + "\n" for row in rows]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    found = curves.read_family(tmp_path, "norm/*")
+    assert found == {
+        "norm/b/0": Curve([1], [1.0]),
+        "norm/b/1": Curve([1, 2], [2.0, 3.0]),
+    }
+    with pytest.raises(
+        ValueError, match=r"has no 'loss/\*': choose from norm, norm/\*"
+    ):
+        curves.read_family(tmp_path, "loss/*")
+    draw_curves(
+        tmp_path / "norms.svg", {"a": {"norm/*": found}, "b": {"norm/*": found}}
+    )
+    assert "<svg" in (tmp_path / "norms.svg").read_text()
+
+
 def test_a_run_without_the_value(run, tmp_path):
     with pytest.raises(
         ValueError, match="has no 'blue': choose from bleu, loss, mean_loss"

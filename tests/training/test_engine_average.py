@@ -19,6 +19,12 @@ from transformer_jax.training.checkpoint import (
 )
 from transformer_jax.training.engine import Engine, make_train_step
 from transformer_jax.training.initialization import TrainState, init_state
+from transformer_jax.training.matrices import Block
+from transformer_jax.training.optimizer import (
+    OptimizerConfig,
+    count_updates,
+    make_optimizer,
+)
 from transformer_jax.training.task import Mean
 
 
@@ -87,6 +93,51 @@ def test_the_average_is_the_recursion(decay):
             assert found.dtype == jnp.float32
             np.testing.assert_allclose(found, e, rtol=1e-5)
             assert (np.abs(found - p) > 1e-3).all()
+
+
+@pytest.mark.parametrize("frozen", [{}, {"b": None}])
+def test_schedule_free_evaluates_the_average_of_its_steps(frozen):
+    """Algorithm 1 of Defazio et al. 2024, in NumPy. Vectors have no weight decay."""
+    config = OptimizerConfig(
+        name="schedule_free",
+        schedule="constant",
+        b1=0.9,
+        b2=0.8,
+        epsilon=1e-8,
+        weight_decay=0.1,
+    )
+    vectors = [Block((0,)), Block((0,), (1,))]
+    optimizer = make_optimizer(config, lambda count: 0.1, vectors)
+    state = start(optimizer, 0.0)
+    step = jax.jit(
+        make_train_step(Pulling(), optimizer, seed=0, microbatches=1, frozen=frozen)
+    )
+    x = y = z = np.full(3, 5.0)
+    v = 0.0
+    for n in range(1, 6):
+        state, _ = step(state, {"x": jnp.full((4,), float(n))})
+        gradient = 2 * (y - n)
+        v = 0.8 * v + 0.2 * gradient**2
+        z = z - 0.1 * gradient / (np.sqrt(v / (1 - 0.8**n)) + 1e-8)
+        x = (1 - 1 / n) * x + z / n
+        y = 0.1 * z + 0.9 * x
+        np.testing.assert_allclose(state.ema["a"], x, rtol=1e-5)
+        np.testing.assert_allclose(state.params["a"], y, rtol=1e-5)
+    held = np.full((2, 1), -2.0)
+    for found in (state.params["b"]["c"], state.ema["b"]["c"]):
+        assert np.array_equal(found, held) == bool(frozen)
+    assert count_updates(state.opt_state) == 5
+
+
+def test_an_optimizer_with_an_average_keeps_no_second_one(tiny):
+    tiny.optimizer.update(name="schedule_free", schedule="constant")
+    tiny.evaluation.checkpoint = "ema"
+    assert not list(parse(tiny).advice())
+    tiny.evaluation.checkpoint = "latest"
+    assert "set this to 'ema'" in "".join(parse(tiny).advice())
+    tiny.training.ema_decay = 0.9
+    with pytest.raises(ValueError, match="which keeps an average of its own"):
+        parse(tiny)
 
 
 def test_off_there_is_no_array_of_it(tiny, tmp_path):

@@ -44,9 +44,14 @@ def test_training_learns_and_leaves_what_it_should(tiny, tmp_path, caplog):
 
 
 def test_resumed_run_is_bitwise_the_run_never_stopped(finished, tmp_path, caplog):
+    """This is so too if its first part was watched."""
     config, workdir, whole = finished
-    run(config, tmp_path, training__steps=2)
+    run(config, tmp_path, training__steps=2, training__watch_every=2)
     resumed = run(config, tmp_path)
+    watched, *others = (row for row in rows(tmp_path) if row["split"] == "train")
+    assert watched["update_norm/decoder/layers/1"] > 0
+    assert 0 < watched["attention_entropy/cross-attention/0"] <= np.log(32)
+    assert not [name for row in others for name in row if "/" in name]
     assert "resumed from step 2" in caplog.text
     assert parameters_sha256(resumed) == parameters_sha256(whole)
     kept = ("step", "split", "loss", "gradient_norm", "bleu")

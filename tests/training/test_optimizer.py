@@ -394,7 +394,19 @@ def test_only_the_learning_rate_and_the_decay_act_on_parameters_without_gradient
         (
             {"name": "adm"},
             "name",
-            "must be one of adamw, adam, sgd, adadelta, lion, adafactor, muon",
+            "must be one of adamw, adam, sgd, adadelta, lion, adafactor, muon, "
+            "schedule_free",
+        ),
+        (
+            {"name": "schedule_free", "schedule": "cosine"},
+            "schedule",
+            "must be 'constant' for schedule_free, which averages parameters "
+            "instead of lowering the rate",
+        ),
+        (
+            {"name": "schedule_free", "schedule": "constant", "b1": 0.0},
+            "b1",
+            "must be positive for schedule_free, e.g. 0.9",
         ),
         (
             {"name": "adam", "weight_decay": 0.1},

@@ -64,6 +64,20 @@ def test_a_loss_with_label_smoothing_is_called_so(
     assert f"  {label} 2.500  " in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("watch_every", "clip_norm", "expected"),
+    [(5, 2.0, {"clipped": 0.75}), (5, 0.0, {}), (0, 2.0, {})],
+)
+def test_the_share_of_clipped_steps(tmp_path, watch_every, clip_norm, expected):
+    config = small("classification", tmp_path)
+    config.training.watch_every = watch_every
+    config.optimizer.clip_norm = clip_norm
+    report = object.__new__(reporting.Report)
+    report._engine = types.SimpleNamespace(config=parse(config))
+    steps = [{"gradient_norm": norm} for norm in (1.0, 2.0, 3.0, 9.0)]
+    assert report._clipped(steps) == expected
+
+
 def test_no_more_than_a_few_steps_are_under_way(monkeypatch):
     """A run that is asked to stop must finish the steps under way before it can
     save.

@@ -117,7 +117,7 @@ def as_text(result: Result) -> str:
         f"|---|---|{'---|' * len(names)}",
     ]
     for condition, runs in result.measured.items():
-        cells = [_summary(runs, name) for name in names]
+        cells = [summary(runs, name) for name in names]
         lines.append(f"| {condition} | {len(runs)} | {' | '.join(cells)} |")
     lines += [
         "",
@@ -150,7 +150,7 @@ def _what_decides(result: Result) -> str:
     return f"; more than {statistics.MOST_SEEDS} seeds would be needed"
 
 
-def _summary(runs: Sequence[Measured], name: str) -> str:
+def summary(runs: Sequence[Measured], name: str) -> str:
     """Return mean and standard deviation of a measurement, or "–" if it is missing."""
     if any(name not in run.values for run in runs):
         return "–"

@@ -56,11 +56,11 @@ def measured(claim: Claim, condition: str, setting: Setting) -> Measured | None:
     if not path.exists():
         return None
     stored = files.read_object(path)
-    design = _design(claim, condition, setting)
-    if stored.get("design") != design:
+    needed = design(claim, condition, setting)
+    if stored.get("design") != needed:
         raise UserError(
             f"{path} was measured with {json.dumps(stored.get('design'))}, and not "
-            f"with {json.dumps(design)}: name another --workdir, or remove its folder"
+            f"with {json.dumps(needed)}: name another --workdir, or remove its folder"
         )
     values = {name: float(value) for name, value in stored["values"].items()}
     return Measured(values, stored["seconds"])
@@ -90,7 +90,7 @@ def measure(claim: Claim, condition: str, setting: Setting) -> Measured:
         )
     seconds = round(time.monotonic() - start, 1)
     result = {
-        "design": _design(claim, condition, setting),
+        "design": design(claim, condition, setting),
         "values": {name: json_number(value) for name, value in values.items()},
         "seconds": seconds,
     }
@@ -99,9 +99,10 @@ def measure(claim: Claim, condition: str, setting: Setting) -> Measured:
     return Measured(values, seconds)
 
 
-def _design(claim: Claim, condition: str, setting: Setting) -> dict[str, Any]:
-    design = {**claim.conditions[condition].design, "quick": setting.quick}
-    return json.loads(json.dumps(design))
+def design(claim: Claim, condition: str, setting: Setting) -> dict[str, Any]:
+    """Return the settings that define the measurements of a run, as JSON."""
+    settings = {**claim.conditions[condition].design, "quick": setting.quick}
+    return json.loads(json.dumps(settings))
 
 
 def measure_all(

@@ -2,6 +2,8 @@
 length.
 """
 
+import fnmatch
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -39,6 +41,40 @@ def read_curves(workdir: epath.PathLike, name: str) -> dict[str, Curve]:
     Raises ValueError if the file is missing or has no number of this name. The message
     lists the names in the file.
     """
+    path, rows = _logged(workdir)
+    curves: dict[str, Curve] = {}
+    for row in rows:
+        value = row.get(f"mean_{name}", row.get(name))
+        _add(curves, row["split"], row["step"], value)
+    if not curves:
+        raise UserError(f"{path} has no {name!r}: choose from {_names(rows)}")
+    return curves
+
+
+def is_family(name: str) -> bool:
+    """Return True for a pattern of names, e.g. "gradient_norm/*"."""
+    return "*" in name
+
+
+def read_family(workdir: epath.PathLike, pattern: str) -> dict[str, Curve]:
+    """Read all values of the training rows whose names match a pattern, e.g. those of
+    every layer for "gradient_norm/*".
+
+    Raises UserError like `read_curves`.
+    """
+    path, rows = _logged(workdir)
+    curves: dict[str, Curve] = {}
+    for row in rows:
+        if row["split"] == "train":
+            for name in fnmatch.filter(row, pattern):
+                _add(curves, name, row["step"], row[name])
+    if not curves:
+        raise UserError(f"{path} has no {pattern!r}: choose from {_names(rows)}")
+    return curves
+
+
+def _logged(workdir: epath.PathLike) -> tuple[epath.Path, list[dict[str, Any]]]:
+    """Return the path and the rows of a run's metrics.jsonl."""
     path = epath.Path(workdir) / "metrics.jsonl"
     rows = [row for _, row in read_rows(path) if "split" in row]
     if not rows:
@@ -46,23 +82,28 @@ def read_curves(workdir: epath.PathLike, name: str) -> dict[str, Curve]:
             f"{path} is missing or empty: "
             "name the folder of a run that has logged metrics"
         )
-    curves: dict[str, Curve] = {}
-    for row in rows:
-        value = row.get(f"mean_{name}", row.get(name))
-        if isinstance(value, int | float):
-            curve = curves.setdefault(row["split"], Curve([], []))
-            curve.steps.append(row["step"])
-            curve.values.append(value)
-    if not curves:
-        numbers = {
-            key
-            for row in rows
-            for key, value in row.items()
-            if isinstance(value, int | float)
-        }
-        choices = ", ".join(sorted(numbers - {"step"}))
-        raise UserError(f"{path} has no {name!r}: choose from {choices}")
-    return curves
+    return path, rows
+
+
+def _add(curves: dict[str, Curve], key: str, step: int, value: Any) -> None:
+    """Add a point to the curve of `key` if the value is a number."""
+    if isinstance(value, int | float):
+        curve = curves.setdefault(key, Curve([], []))
+        curve.steps.append(step)
+        curve.values.append(value)
+
+
+def _names(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the names of the numbers in rows, in words. Those of layers are families,
+    e.g. "gradient_norm/*".
+    """
+    names = {
+        f"{key.partition('/')[0]}/*" if "/" in key else key
+        for row in rows
+        for key, value in row.items()
+        if isinstance(value, int | float)
+    }
+    return ", ".join(sorted(names - {"step"}))
 
 
 def score_by_length(
@@ -161,10 +202,18 @@ def draw_curves(
     `label(run, split, value)` returns a label for the value, e.g. "bleu (greedy)". If
     it is the same for all curves of a panel, it labels the axis; otherwise it is part
     of the legend.
+
+    The curves of a family, see `read_family`, have colors in their order, and each run
+    has a style of line.
     """
     values = list(dict.fromkeys(value for curves in runs.values() for value in curves))
     figure, axes = new_figure(len(values))
     for axis, value in zip(axes, values, strict=True):
+        if is_family(value):
+            _draw_family(
+                axis, value, {run: curves[value] for run, curves in runs.items()}
+            )
+            continue
         labels = {
             (run, split): label(run, split, value)
             for run, curves in runs.items()
@@ -182,6 +231,26 @@ def draw_curves(
                 axis.plot(curve.steps, curve.values, style, color=color, label=shown)
         axis.set(xlabel="step", ylabel=min(labels.values()) if same else value)
     save(figure, axes, path)
+
+
+def _draw_family(
+    axis: Any, pattern: str, runs: Mapping[str, Mapping[str, Curve]]
+) -> None:
+    """Plot the curves of a family in one panel."""
+    import matplotlib
+
+    names = list(dict.fromkeys(name for curves in runs.values() for name in curves))
+    shades = matplotlib.colormaps["viridis"]
+    for style, (run, curves) in zip(
+        itertools.cycle(("-", "--", ":", "-.")), runs.items(), strict=False
+    ):
+        for name, curve in curves.items():
+            color = shades(names.index(name) / len(names))
+            label = name.removeprefix(pattern.partition("*")[0])
+            if len(runs) > 1:
+                label = f"{run}, {label}"
+            axis.plot(curve.steps, curve.values, style, color=color, label=label)
+    axis.set(xlabel="step", ylabel=pattern)
 
 
 def draw_by_length(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -69,7 +70,7 @@ def make_train_step(
     1. `frozen` parameters do not change.
     """
 
-    gradient = _make_gradient(task, microbatches, frozen)
+    gradient = make_gradient(task, microbatches, frozen)
 
     def train_step(
         state: TrainState, batch: Mapping[str, jax.Array]
@@ -80,8 +81,11 @@ def make_train_step(
         params = optax.apply_updates(state.params, without_updates(updates, frozen))
         metrics = {**shares, "loss": loss, "weight": weight}
         metrics["gradient_norm"] = optax.tree.norm(slope)
-        ema = None
-        if ema_decay:
+        ema = optimizers.averaged(opt_state, params)
+        if ema is not None:
+            apart = jax.tree.map(jnp.subtract, ema, params)
+            ema = optax.apply_updates(params, without_updates(apart, frozen))
+        elif ema_decay:
             ema = moving_average(state.ema, params, state.step + 1, ema_decay)
         done = TrainState(state.step + 1, params, opt_state, ema)
         skipped = state._replace(step=state.step + 1)
@@ -95,7 +99,7 @@ def make_train_step(
     return train_step
 
 
-def _make_gradient(task: Task, microbatches: int, frozen: Parts) -> Callable:
+def make_gradient(task: Task, microbatches: int, frozen: Parts) -> Callable:
     """Return the function gradient(params, batch, key, step) → (gradient, loss, means,
     weight of the first mean).
     """
@@ -132,7 +136,7 @@ def _make_gradient(task: Task, microbatches: int, frozen: Parts) -> Callable:
     def of_parts(params: Params, batch: Any, key: jax.Array, step: jax.Array) -> tuple:
         # Weights do not depend on the parameters, so XLA reduces this pass to the code
         # that counts them.
-        weights, weight = _over_parts(
+        weights, weight = over_parts(
             lambda rows, key: terms(params, rows, key, step)[1][1:],
             batch,
             key,
@@ -145,13 +149,13 @@ def _make_gradient(task: Task, microbatches: int, frozen: Parts) -> Callable:
             )
             return slope, loss, shares
 
-        slope, loss, shares = _over_parts(share, batch, key, microbatches)
+        slope, loss, shares = over_parts(share, batch, key, microbatches)
         return slope, loss, shares, weight
 
     return of_whole if microbatches == 1 else of_parts
 
 
-def _over_parts(
+def over_parts(
     part_of: Callable[[Any, jax.Array], Any],
     batch: Any,
     key: jax.Array,
@@ -239,7 +243,8 @@ def compiling_ahead() -> Iterator[Callable[..., Future]]:
 class Engine:
     """The train state and the compiled training step of a task on a mesh.
 
-    The mesh is one of `devices`, by default all.
+    The mesh is one of `devices`, by default all. `axes` are the names of the axes of
+    each parameter.
     """
 
     def __init__(self, task: Task, devices: Sequence[jax.Device] | None = None):
@@ -252,6 +257,7 @@ class Engine:
         )
         self.schedule = jax.jit(rate)
         init, boxed = trace_init(task)
+        self.axes = nn.get_partition_spec(boxed)
         self.optimizer = optimizers.make_optimizer(
             config.optimizer, rate, blocks(boxed)
         )

@@ -29,7 +29,7 @@ def in_words(params: Any, frozen: Parts) -> str:
     held = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         total += leaf.size
-        part = part_with(_name(path), frozen)
+        part = part_with(name_of(path), frozen)
         if part is None:
             continue
         count = frozen[part]
@@ -41,7 +41,7 @@ def in_words(params: Any, frozen: Parts) -> str:
     return f"{words}, of which {held:,} are frozen" if held else words
 
 
-def _name(path: Any) -> str:
+def name_of(path: Any) -> str:
     """Return the name of a parameter, e.g. "bert/norm/scale"."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
@@ -81,7 +81,7 @@ def _on_frozen(change: Any, tree: Any, frozen: Parts) -> Any:
         return tree
 
     def changed(path: Any, leaf: jax.Array) -> jax.Array:
-        part = part_with(_name(path), frozen)
+        part = part_with(name_of(path), frozen)
         return leaf if part is None else change(leaf, frozen[part])
 
     return jax.tree_util.tree_map_with_path(changed, tree)

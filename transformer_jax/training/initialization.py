@@ -12,6 +12,7 @@ import optax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh
 
+from transformer_jax.training import optimizer as optimizers
 from transformer_jax.training.sharding import replicated, shardings
 from transformer_jax.training.task import Params, Task
 
@@ -25,7 +26,8 @@ class TrainState(NamedTuple):
     step: jax.Array
     params: Params
     opt_state: optax.OptState
-    # the moving average of the parameters; None (no arrays) if training.ema_decay is 0
+    # the moving average of the parameters, or the one that the optimizer keeps; None
+    # (no arrays) without either
     ema: Params | None = None
 
 
@@ -100,12 +102,9 @@ def init_state(
     params: Params, optimizer: optax.GradientTransformation, ema_decay: float = 0.0
 ) -> TrainState:
     """Return the state before the first update."""
-    return TrainState(
-        jnp.zeros((), jnp.int32),
-        params,
-        optimizer.init(params),
-        params if ema_decay else None,
-    )
+    opt_state = optimizer.init(params)
+    average = params if ema_decay else optimizers.averaged(opt_state, params)
+    return TrainState(jnp.zeros((), jnp.int32), params, opt_state, average)
 
 
 def not_finite(params: Params) -> str:

@@ -43,6 +43,7 @@ from transformer_jax.training.sharding import (
     shown,
 )
 from transformer_jax.training.task import Params, Task, Work
+from transformer_jax.training.watching import Watch
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +134,17 @@ def train(
             first - engine.updates(state),
         )
         resources.callback(report.close)
-        run = _Run(engine, stop, compiled, profile, report, keeper, examiner, learning)
+        run = _Run(
+            engine,
+            stop,
+            compiled,
+            Watch(engine),
+            profile,
+            report,
+            keeper,
+            examiner,
+            learning,
+        )
         for step, (batch, work) in zip(
             range(first + 1, training.steps + 1), loaded, strict=True
         ):
@@ -149,6 +160,7 @@ class _Run:
     engine: Engine
     stop: Stopping
     compiled: Compilations
+    watch: Watch
     profile: profiling.Trace
     report: Report
     keeper: Keeper
@@ -163,7 +175,8 @@ class _Run:
         batch: Mapping[str, jax.Array],
         work: Work,
     ) -> tuple[TrainState, Mapping[str, jax.Array]]:
-        """Take a step, compiling it first if its batch has a new shape.
+        """Take a step, compiling it first if its batch has a new shape, and watching it
+        if it is time for that.
 
         `metrics` are those of the step before.
         """
@@ -172,6 +185,11 @@ class _Run:
         try:
             if self.compiled.compile(state, batch, self.stop) or begun:
                 self.report.pace.leave_out(start)
+            if self.watch.is_due(step):
+                jax.block_until_ready(state)  # dispatched steps count as training
+                start = time.perf_counter()
+                self.report.watched = self.watch.measure(state, batch, self.stop)
+                self.report.pace.leave_out(start, recurring=True)
         except Interrupted:
             self.report.write_rest(step - 1)
             raise self.keeper.stopped(step - 1, state, metrics) from None
@@ -195,7 +213,12 @@ class _Run:
         stopping = self.stop()
         evaluating = last or step % training.evaluate_every == 0
         regular = self.keeper.is_regular(step)
-        logging_now = last or stopping or step % training.log_every == 0
+        logging_now = (
+            last
+            or stopping
+            or step % training.log_every == 0
+            or self.watch.is_due(step)
+        )
         if logging_now or evaluating or regular:
             self.keeper.check_place(step, state, metrics)
         if logging_now:

@@ -42,12 +42,25 @@ class OptimizerConfig:
     # the maximum global norm of the gradient; 0 disables clipping
     clip_norm: float = 0.0
 
+    @property
+    def averages(self) -> bool:
+        """True for an optimizer whose result is an average of parameters."""
+        return self.name == "schedule_free"
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
         if self.name not in OPTIMIZERS:
             yield "name", f"must be one of {', '.join(OPTIMIZERS)}"
         if self.name == "adam" and self.weight_decay:
             yield "weight_decay", "must be 0 for adam: set optimizer.name = 'adamw'"
+        if self.averages and self.b1 == 0:
+            yield "b1", "must be positive for schedule_free, e.g. 0.9"
+        if self.averages and self.schedule != "constant":
+            yield (
+                "schedule",
+                "must be 'constant' for schedule_free, which averages parameters "
+                "instead of lowering the rate",
+            )
         if self.schedule not in SCHEDULES:
             yield "schedule", f"must be one of {', '.join(SCHEDULES)}"
         for name in ("learning_rate", "epsilon"):
@@ -213,6 +226,21 @@ def muon(
     )
 
 
+def schedule_free(
+    config: OptimizerConfig, params: Sequence[Block]
+) -> optax.GradientTransformation:
+    """Schedule-Free AdamW (Defazio et al. 2024, Algorithm 1): Adam without momentum
+    makes the steps of z, and x is the average of z, with the squares of the largest
+    learning rate so far as weights. The parameters are y = (1 - b1) z + b1 x, where
+    gradients are taken. `averaged` returns x.
+
+    Differs: weights of the average use the rate of the next update, as in optax.
+    """
+    return optax.scale_by_rms(
+        config.b2, config.epsilon, eps_in_sqrt=False, bias_correction=True
+    )
+
+
 def _mapped(function: Callable, params: Sequence[Block], *trees: PyTree) -> PyTree:
     """Return the tree of function(block, *leaves)."""
     leaves = map(jax.tree.leaves, trees)
@@ -230,6 +258,7 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "lion": lion,
     "adafactor": adafactor,
     "muon": muon,
+    "schedule_free": schedule_free,
 }
 
 
@@ -237,7 +266,7 @@ def make_optimizer(
     config: OptimizerConfig, rate: optax.Schedule, params: Sequence[Block]
 ) -> optax.GradientTransformation:
     """Chain clipping, the optimizer `config.name`, decoupled weight decay of matrices
-    and the learning rate, in this order.
+    and the learning rate, in this order. For "schedule_free", these are the steps of z.
 
     `rate` is the result of `schedule`, `params` that of `matrices.blocks`.
     """
@@ -253,7 +282,17 @@ def make_optimizer(
     if config.weight_decay:
         steps.append(optax.add_decayed_weights(config.weight_decay, mask=decayed))
     steps.append(optax.scale_by_learning_rate(rate))
-    return optax.chain(*steps)
+    chain = optax.chain(*steps)
+    if config.averages:
+        return optax.contrib.schedule_free(chain, rate, config.b1)
+    return chain
+
+
+def averaged(state: optax.OptState, params: PyTree) -> PyTree | None:
+    """Return the average that an optimizer keeps of the parameters, if it does."""
+    if not isinstance(state, optax.contrib.ScheduleFreeState):
+        return None
+    return optax.contrib.schedule_free_eval_params(state, params)
 
 
 def count_updates(state: optax.OptState) -> int:
@@ -261,4 +300,6 @@ def count_updates(state: optax.OptState) -> int:
 
     `state` is that of an optimizer of `make_optimizer`.
     """
+    if isinstance(state, optax.contrib.ScheduleFreeState):
+        state = state.base_optimizer_state
     return int(optax.tree.get(state[-1], "count"))

@@ -27,7 +27,8 @@ AHEAD = 2  # steps dispatched before the preceding ones are computed
 class Report:
     """Collects the metrics of the steps since the last row of metrics.jsonl.
 
-    It also shows the progress.
+    It also shows the progress. `watched` is what was measured of the last step, if it
+    is watched.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Report:
         self._since = self.pace.seconds()
         self._pending: list[Mapping[str, jax.Array]] = []
         self._work = Work(0, 0.0)
+        self.watched: Mapping[str, float] = {}
 
     def close(self) -> None:
         self._display.close()
@@ -120,9 +122,19 @@ class Report:
             "tokens_per_s": round(work.tokens / elapsed, 1),
             utilization: round(work.flops / elapsed / peak, 4),
             **profiling.device_memory(),
+            **self._clipped(finite),
+            **self.watched,
         }
         self._writer.write(step, "train", values)
         self._begin_row()
+
+    def _clipped(self, steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Return the share of steps that were clipped, for a run that is watched."""
+        config = self._engine.config
+        if not (config.training.watch_every and config.optimizer.clip_norm and steps):
+            return {}
+        norms = np.array([values["gradient_norm"] for values in steps])
+        return {"clipped": float(np.mean(norms >= config.optimizer.clip_norm))}
 
     def _show(self, step: int, loss: float, work: Work, elapsed: float) -> None:
         shown = [

@@ -249,6 +249,9 @@ class TrainingConfig:
     steps: int = free(100_000)
     log_every: int = free(100)
     evaluate_every: int = free(1000)
+    # measure gradients, updates, attention and units of every layer at these steps, see
+    # `watching`; 0: never
+    watch_every: int = free(0)
     seed: int = 0
     # split each batch into this many parts and sum their gradients, to save memory
     microbatches: int = 1
@@ -268,6 +271,8 @@ class TrainingConfig:
         for name in ("steps", "log_every", "evaluate_every", "microbatches"):
             if getattr(self, name) < 1:
                 yield name, "must be at least 1"
+        if self.watch_every < 0:
+            yield "watch_every", "must not be negative; 0 watches no step"
         if not 0 <= self.seed < 2**31:
             yield "seed", "must be in [0, 2³¹)"
         if not 0 <= self.ema_decay < 1:
@@ -279,9 +284,10 @@ class EvaluationConfig:
     """The parameters to evaluate, and the batch size.
 
     checkpoint: "latest"; "best" by checkpoint.best_metric; "average" of the last
-        `average_last` checkpoints; or "ema", the moving average of training.ema_decay
-        in the latest checkpoint. Evaluations during training score the moving average
-        for "ema", and the parameters themselves for the other values.
+        `average_last` checkpoints; or "ema", the moving average of training.ema_decay,
+        or the average that an optimizer keeps, in the latest checkpoint. Evaluations
+        during training score this average for "ema", and the parameters themselves for
+        the other values.
     """
 
     checkpoint: str = "latest"
@@ -392,7 +398,16 @@ class Config:
                     f"set it to {kept}, or train with a larger checkpoint.keep_latest"
                 ),
             )
-        if self.evaluation.checkpoint == "ema" and not self.training.ema_decay:
+        if self.optimizer.averages and self.training.ema_decay:
+            yield (
+                "training.ema_decay",
+                (
+                    f"must be 0 for optimizer.name = {self.optimizer.name!r}, "
+                    "which keeps an average of its own"
+                ),
+            )
+        keeps_average = self.training.ema_decay > 0 or self.optimizer.averages
+        if self.evaluation.checkpoint == "ema" and not keeps_average:
             yield (
                 "evaluation.checkpoint",
                 (
@@ -412,6 +427,12 @@ class Config:
                 f"config.optimizer.decay_steps = {end}: after that step, the learning "
                 f"rate stays at {self.optimizer.end_fraction:g} of its peak "
                 f"until training.steps = {steps}; set it to 0 to decay over all steps"
+            )
+        if self.optimizer.averages and self.evaluation.checkpoint != "ema":
+            yield (
+                f"config.evaluation.checkpoint = {self.evaluation.checkpoint!r}: "
+                f"optimizer.name = {self.optimizer.name!r} is meant to be evaluated "
+                "with the average of its parameters; set this to 'ema'"
             )
         for table in self.given_tables:
             yield from table.advice()
