@@ -109,6 +109,10 @@ def to_folder(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:
     settings = _flat(config.to_dict())
     model = predictor.config.model
     max_length = settings["model.max_length"]
+    frame = settings.get("data.source_frame", ())
+    _, follows = settings.get("data.target_frame") or ("", "")
+    if follows:  # the decoder begins with it
+        special_ids["bos_id"] = tokenizers[-1].id_of(follows)
 
     def beside(written: Architecture) -> Mapping[str, bytes]:
         """Return the files of the tokenizers.
@@ -122,6 +126,7 @@ def to_folder(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:
                 "end": end,
                 "pad_id": written.special_ids(special_ids).get("pad_token_id"),
                 "segments": written.segments,
+                "frame": frame,
             }
             return tokenizer_files.contents(
                 tokenizers[0], **options, max_length=max_length

@@ -68,8 +68,10 @@ def _keys_of_continued_run(config: dict[str, Any]) -> dict[str, Any]:
 
 def _keys_of_folder(source: str) -> dict[str, Any]:
     try:
-        model = huggingface.describe(source).fields
+        architecture, _, model, described = huggingface.describe(source)
         data = tokenizer_files.keys_of(source)
+        if architecture.framed:
+            data |= tokenizer_files.frames_of(source, described)
     except ValueError as error:
         raise ConfigError(f"the Hugging Face folder {source}: {error}") from error
     return _dotted("model", model) | _dotted("data", data)

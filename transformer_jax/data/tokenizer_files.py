@@ -10,7 +10,7 @@ add settings and name the special tokens.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -25,7 +25,7 @@ from tokenizers import (
 )
 
 from transformer_jax.data import files, sentencepiece, sources
-from transformer_jax.data.tokenizer_frames import separators
+from transformer_jax.data.tokenizer_frames import frame, separators
 from transformer_jax.data.tokenizer_training import bert
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError, of_bert
 from transformer_jax.errors import UserError
@@ -49,17 +49,37 @@ TYPES = {
     "added_tokens_decoder": dict,
     "add_prefix_space": bool,
     "add_bos_token": bool,
+    "src_lang": str,
+    "tgt_lang": str,
 }
 # the keys of config.data that `keys_of` may return
-KEYS = ("tokenizer", "lowercase", "min_count", "joint_tokenizer")
+KEYS = (
+    "tokenizer",
+    "lowercase",
+    "min_count",
+    "joint_tokenizer",
+    "source_frame",
+    "target_frame",
+)
 # classes that leave tokenizer.json as it is
 GENERIC = ("PreTrainedTokenizer", "TokenizersBackend", "None")
-# the class of a folder that names only the type of its model
+# the class of a folder that names only the type of its model, and of one with the same
+# tokenizer
 CLASSES = {
+    "BartTokenizer": "RobertaTokenizer",
+    "bart": "RobertaTokenizer",
     "gpt2": "GPT2Tokenizer",
     "openai-gpt": "OpenAIGPTTokenizer",
+    "mbart": "MBartTokenizer",
     "roberta": "RobertaTokenizer",
 }
+# the classes of a vocab.json with merges.txt
+BYTE_PAIRS = ("GPT2Tokenizer", "OpenAIGPTTokenizer", "RobertaTokenizer")
+# the classes whose texts have the token of their language, and whether it follows the
+# text (Liu et al. 2020) or precedes it (Tang et al. 2020)
+LANGUAGE_FOLLOWS = {"MBartTokenizer": True, "MBart50Tokenizer": False}
+# the id with which the decoder begins, by the type of a model whose folder names none
+FIRST_IDS = {"bart": 2}
 # the special tokens of RoBERTa's tokenizers, unless a folder names others
 ROBERTA = {
     "bos_token": "<s>",
@@ -201,6 +221,56 @@ def keys_of(path: epath.PathLike) -> Settings:
     return keys | ({"joint_tokenizer": False} if len(names) > 1 else {})
 
 
+def frames_of(path: epath.PathLike, config: Mapping[str, Any]) -> Settings:
+    """Return the keys of config.data for the tokens around source and target, given the
+    Hugging Face folder of an encoder–decoder with one tokenizer.
+
+    The language of the source is src_lang of tokenizer_config.json, by default
+    "en_XX" as in transformers. That of the target is the token with which `generate`
+    begins, by default tgt_lang or that of the source.
+
+    Args:
+        path: the folder.
+        config: its config.json and generation_config.json.
+
+    Raises:
+        TokenizerError: a language is no token, or see `tokenizer_frames.frame`.
+        The errors of `from_folder`.
+    """
+    folder = epath.Path(path).expanduser()
+    settings = _settings(folder)
+    tokenizer = from_folder(folder)
+    kind = _class(settings)
+    if kind not in LANGUAGE_FOLLOWS:
+        before, after = frame(tokenizer)
+    elif LANGUAGE_FOLLOWS[kind]:
+        before, after = "", settings.get("src_lang", "en_XX")
+    else:
+        before, after = settings.get("src_lang", "en_XX"), ""
+    other = settings.get("tgt_lang", "")
+    key = "decoder_start_token_id" if after else "forced_bos_token_id"
+    first = config.get(key)
+    if (before or after) and type(first) is int and first != tokenizer.eos_id:
+        other = tokenizer.tokens([first])[0]
+        if not other:
+            raise TokenizerError(
+                f"{folder}: {key} = {first}, but the tokenizer has no such id: "
+                f"choose one below {tokenizer.size}, that of a language"
+            )
+    source = (before, after)
+    target = (before and (other or before), after and (other or after))
+    for token in (*source, *target):
+        if token and tokenizer.id_of(token) is None:
+            raise TokenizerError(
+                f"{folder}: the language {token!r} is no token of the tokenizer: name "
+                "another one as src_lang or tgt_lang in tokenizer_config.json"
+            )
+    return {
+        "source_frame": source if any(source) else (),
+        "target_frame": target if any(target) else (),
+    }
+
+
 def is_other_end(path: epath.PathLike, end: Any) -> bool:
     """Return True for the id of a token at which `generate` ends, but that is not the
     end id of the tokenizer.
@@ -283,6 +353,7 @@ def contents(
     pad_id: int | None = None,
     max_length: int | None = None,
     segments: bool = True,
+    frame: Sequence[str] = (),
 ) -> dict[str, bytes]:
     """Return the files of a tokenizer: `tokenizer.json`, `tokenizer_config.json` and,
     for BERT's, `vocab.txt`.
@@ -296,6 +367,8 @@ def contents(
         max_length: most positions of the model; transformers warns of longer texts.
             None: no limit.
         segments: transformers tells the model to which text of a pair a token belongs.
+        frame: tokens that transformers puts before a text, and after the end id; "" for
+            none, (): none.
 
     Raises:
         TokenizerError: the tokenizer lacks the id that `begin` or `end` needs.
@@ -308,7 +381,8 @@ def contents(
     content.pop("special_ids", None)
     library = tokenizers.Tokenizer.from_str(json.dumps(content))
     if begin or end:
-        library.post_processor = _template(tokenizer, begin, end, segments)
+        template = _template(tokenizer, begin, end, segments, frame or ("", ""))
+        library.post_processor = template
     wordpiece = of_bert(content) and content["model"]["type"] == "WordPiece"
     settings: Settings = {
         "tokenizer_class": "BertTokenizer" if wordpiece else "PreTrainedTokenizerFast",
@@ -324,6 +398,9 @@ def contents(
         if special_id is not None:
             key = keys[-1] if wordpiece else keys[0]
             settings[key] = tokenizer.tokens([special_id])[0]
+    if frame and tokenizer.id_of(ROBERTA["bos_token"]) is not None:
+        # the begin id is that of the decoder
+        settings["bos_token"] = ROBERTA["bos_token"]
     texts = {"tokenizer.json": library.to_str(pretty=True)}
     if wordpiece:
         settings |= {
@@ -338,7 +415,11 @@ def contents(
 
 
 def _template(
-    tokenizer: Tokenizer, begin: bool, end: bool, segments: bool
+    tokenizer: Tokenizer,
+    begin: bool,
+    end: bool,
+    segments: bool,
+    frame: Sequence[str],
 ) -> processors.TemplateProcessing:
     """Return the post-processor that puts special ids around a text, and around both
     texts of a pair.
@@ -356,9 +437,13 @@ def _template(
                 f"use one that has it, or {name}=False."
             )
         special_tokens[name] = (tokenizer.tokens([special_id])[0], special_id)
-    first = [special_tokens["begin"][0]] if begin else []
+    before, after = ([token] if token else [] for token in frame)
+    for token in (*before, *after):
+        special_tokens[token] = (token, _known(tokenizer, token))
+    first = before + ([special_tokens["begin"][0]] if begin else [])
     last = [special_tokens["end"][0]] if end else []
     between = last * (separators(tokenizer) - 1)
+    last += after
     single = [f"{piece}:0" for piece in (*first, "$A", *last)]
     second = [f"{piece}:{int(segments)}" for piece in ("$B", *last)]
     return processors.TemplateProcessing(
@@ -366,6 +451,17 @@ def _template(
         pair=[*single, *(f"{piece}:0" for piece in between), *second],
         special_tokens=list(special_tokens.values()),
     )
+
+
+def _known(tokenizer: Tokenizer, token: str) -> int:
+    """Return the id of a token. Raises TokenizerError if there is none."""
+    known = tokenizer.id_of(token)
+    if known is None:
+        raise TokenizerError(
+            f"The tokenizer has no token {token!r} to put around a text: "
+            "use the one that the model was trained with."
+        )
+    return known
 
 
 def _settings(folder: epath.Path) -> Settings:
@@ -524,7 +620,7 @@ def _byte_pairs(folder: epath.Path, settings: Settings) -> str:
     else:
         raise TokenizerError(
             f"{folder} has vocab.json and merges.txt, but tokenizer_class "
-            f"or model_type is {kind}: known are {', '.join(CLASSES.values())}. "
+            f"or model_type is {kind}: known are {', '.join(BYTE_PAIRS)}. "
             "Let transformers write tokenizer.json: "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)."
         )
@@ -664,7 +760,8 @@ def _special_ids(tokenizer: Tokenizer, settings: Settings) -> dict[str, int]:
         default = getattr(tokenizer, name)
         choices: list[Any] = []
         if name == "bos_id":
-            choices.append(settings.get("decoder_start_token_id"))
+            first = FIRST_IDS.get(settings.get("model_type", ""))
+            choices.append(settings.get("decoder_start_token_id", first))
         choices += [tokenizer.id_of(settings[key]) for key in keys if key in settings]
         choices.append(default)
         configured = settings.get(f"{keys[0]}_id")  # an id, or several

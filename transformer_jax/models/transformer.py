@@ -57,8 +57,8 @@ class TransformerConfig(BlockConfig):
     embedding_init: str = "normal"
     # token embeddings are multiplied by √d_model (Section 3.4)
     embedding_scale: bool = True
-    # a norm of the sums of token embeddings and positions, in encoder and decoder, as in
-    # BERT and BART (Lewis et al. 2020)
+    # a norm of the sums of token embeddings and positions, in encoder and decoder, as
+    # in BART (Lewis et al. 2020)
     embedding_norm: bool = False
     output_scale: bool = False  # the output layer reads vectors divided by √d_model
     final_dropout_rate: float = fields.random(0.0, 0.0)  # on the output of each stack

@@ -22,6 +22,7 @@ def tokens_of(config: SequenceToSequenceConfig, side: str, column: str) -> Token
         marks=config.data.marks if side == "source" else (),
         prefixes=config.data.prefixes if side == "source" else (),
         apart=config.data.apart,
+        frame=getattr(config.data, f"{side}_frame"),
     )
 
 
