@@ -118,9 +118,12 @@ def test_searches_are_those_of_generate(pair, beams, alpha, monkeypatch):
     source, _ = some_ids(found.model)
     begin = theirs.config.decoder_start_token_id
     forced = {"forced_eos_token_id": EOS}
-    rules = {}
     if begin == EOS:
-        forced["forced_bos_token_id"] = rules["first_id"] = BOS
+        forced["forced_bos_token_id"] = BOS
+        rules = {"first_id": BOS}
+    else:  # it would repeat one token
+        forced["no_repeat_ngram_size"] = 2
+        rules = {"no_repeat_ngram": 2}
     options = DecodingConfig(
         beam_size=beams,
         n_best=beams,
