@@ -7,7 +7,9 @@ import functools
 import numpy as np
 import pytest
 
+import transformer_jax
 from helpers import oracle
+from helpers.bart_folders import LETTERS, PIECES, save_tokenizer
 from helpers.parity import check_loads, flat, need_transformers, random_model
 from helpers.translating import (
     B,
@@ -17,9 +19,12 @@ from helpers.translating import (
     searching,
     some_ids,
 )
+from transformer_jax import conversion, transfer
+from transformer_jax.data import tokenizer_files
 from transformer_jax.decoding import DecodingConfig
 from transformer_jax.interop import huggingface
 from transformer_jax.models.kernels import platforms
+from transformer_jax.workdir import read
 
 transformers, torch = need_transformers()
 
@@ -145,3 +150,74 @@ def test_searches_are_those_of_generate(pair, beams, alpha, monkeypatch):
     if beams > 1:
         scores = output.sequences_scores.numpy().reshape(B, beams)
         assert oracle.relative(ours.scores, scores) <= 1e-5
+
+
+LINES = ["eak dak", "a bad cab", "deed", "b"]
+
+
+def with_tokenizer(kind, folder):
+    """Write a folder with a tokenizer of theirs, and a random model for it."""
+    family = kind.removesuffix("50")
+    config = {"forced_eos_token_id": EOS, "pad_token_id": 1}
+    folder.mkdir()
+    if kind == "Bart":
+        save_tokenizer(kind, folder)
+        size = V
+    else:
+        pieces = [*PIECES[:5], *(f"▁{letter}" for letter in LETTERS[:5]), *LETTERS]
+        languages = transformers.models.mbart.tokenization_mbart.FAIRSEQ_LANGUAGE_CODES
+        vocabulary = [(piece, -2.0) for piece in [*pieces, *languages, "<mask>"]]
+        theirs = getattr(transformers, f"{kind}Tokenizer")(
+            vocab=vocabulary, src_lang="de_DE", tgt_lang="fr_XX"
+        )
+        theirs.save_pretrained(folder)
+        size = len(theirs)
+        language = theirs.convert_tokens_to_ids("ro_RO")
+        key = "decoder_start" if kind == "MBart" else "forced_bos"
+        config |= {"decoder_start_token_id": EOS, f"{key}_token_id": language}
+    made = getattr(transformers, f"{family}Config")(
+        **SIZES | KINDS[family] | {"vocab_size": size} | config
+    )
+    name = f"{family}ForConditionalGeneration"
+    model = random_model(transformers, torch, name, made, 0, folder)
+    # what our search never writes
+    never = [[i] for i in {1, made.decoder_start_token_id} - {EOS}]
+    model.generation_config.update(
+        bad_words_ids=never, max_length=9, no_repeat_ngram_size=2, num_beams=2
+    )
+    if kind == "MBart50":
+        model.generation_config.update(forced_bos_token_id=language)
+    model.generation_config.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["Bart", "MBart", "MBart50"])
+def test_texts_are_read_and_written_as_in_transformers(kind, tmp_path):
+    theirs, back = tmp_path / "theirs", str(tmp_path / "back")
+    model = with_tokenizer(kind, theirs)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(theirs)
+    conversion.to_workdir(conversion.config_for(str(theirs)), tmp_path / "run")
+    predictor = transformer_jax.load(str(tmp_path / "run"))
+    corpus = predictor.task.corpus
+    source = tokenizer(LINES)["input_ids"]
+    assert [corpus.encode("source", LINES)[i].tolist() for i in range(4)] == source
+    if kind != "Bart":  # the model, not tgt_lang, says with what the decoder begins
+        tokenizer.tgt_lang = "ro_RO"
+    target = tokenizer(text_target=LINES)["input_ids"]
+    assert [corpus.encode("target", LINES)[i].tolist() for i in range(4)] == target
+    conversion.to_folder(tmp_path / "run", read(tmp_path / "run"), back)
+    again = transformers.AutoTokenizer.from_pretrained(back)
+    assert again(LINES)["input_ids"] == source
+    keys = [transfer.keys_for(folder) for folder in (str(theirs), back)]
+    for key in ("data.source_frame", "data.target_frame"):
+        assert keys[0][key] == keys[1][key]
+    if kind == "MBart50":  # whose model is that of mBART
+        return
+    output = model.generate(**tokenizer(LINES, padding=True, return_tensors="pt"))
+    ours = tokenizer_files.from_folder(theirs)
+    special = {BOS, 1, EOS, model.config.decoder_start_token_id}
+    expected = [
+        ours.decode([i for i in row if i not in special]) for row in output.tolist()
+    ]
+    assert predictor.predict(LINES) == expected
+    assert len(set(expected)) > 1

@@ -255,7 +255,7 @@ class Tokens(Stream):
 
     def _ends(self, lengths: np.ndarray) -> np.ndarray:
         """Return the positions of the end ids (B, 1) of rows of `lengths` (B,)."""
-        return np.maximum(lengths - self.closing, 0)[:, None]
+        return (lengths - self.closing)[:, None]
 
     def added(self, begin: bool, end: bool) -> int:
         framing = sum(i is not None for i in self.frame_ids) if end else 0
@@ -267,7 +267,8 @@ class Tokens(Stream):
         return 1 if after is None else 2
 
     def faults(self, rows: np.ndarray, lengths: np.ndarray) -> dict[str, np.ndarray]:
-        ends = np.take_along_axis(rows, self._ends(lengths), axis=1)[:, 0]
+        positions = np.maximum(self._ends(lengths), 0)
+        ends = np.take_along_axis(rows, positions, axis=1)[:, 0]
         valid = np.arange(rows.shape[1]) < lengths[:, None]
         beyond = (valid & (rows >= self.vocab_size)).any(axis=1)
         return {
