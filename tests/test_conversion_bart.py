@@ -19,9 +19,10 @@ from helpers.bart_folders import (
     save_tokenizer,
 )
 from transformer_jax import conversion, experiment, transfer
-from transformer_jax.config import ConfigError, load_recipe
+from transformer_jax.config import ConfigError, load_recipe, make_task, parse
 from transformer_jax.data import tokenizer_files
 from transformer_jax.interop.tensors import Tensors
+from transformer_jax.training.sharding import make_mesh
 from transformer_jax.workdir import read
 
 GENERATION = {"max_length": 7, "forced_eos_token_id": 2}
@@ -113,6 +114,16 @@ def test_fine_tuning_by_the_recipe_for_own_files(tmp_path):
     table = "model.shared.weight"
     assert (before[table] != after[table]).any()
     assert np.abs(before[table] - after[table]).max() < 1e-3
+
+
+def test_a_run_without_the_tokens_around_texts_warns(tmp_path, caplog):
+    folder_of("Bart", tmp_path / "theirs")
+    config = conversion.config_for(str(tmp_path / "theirs"))
+    config.data.target_frame = ()
+    task = make_task(parse(config), tmp_path / "run")
+    transfer.source_of(task, make_mesh(task.config.mesh))
+    (message,) = [m for m in caplog.messages if "was trained with" in m]
+    assert "data.target_frame = ('<s>', ''), and here, no such tokens" in message
 
 
 def test_the_recipe_refuses_what_is_no_encoder_decoder(tmp_path):

@@ -281,24 +281,25 @@ class Tokens(Stream):
 
     @property
     def optional_ids(self) -> tuple[int | None, int | None, int | None]:
-        """The ids of begin, end and padding. None: the tokenizer has no such id."""
+        """The ids of begin, end and padding. None: the tokenizer has no such id.
+
+        A decoder begins with the token that follows the end of its texts, if there is
+        one (Liu et al. 2020, Figure 1).
+        """
+        _, after = self.frame_ids
         if self.load is None:
             return TRAINED_HERE
-        return self.tokenizer.bos_id, self.tokenizer.eos_id, self.tokenizer.pad_id
+        begin = self.tokenizer.bos_id if after is None else after
+        return begin, self.tokenizer.eos_id, self.tokenizer.pad_id
 
     @property
     def special_ids(self) -> SpecialIds:
         """The ids that begin, end and pad a sequence.
 
-        A decoder begins with the token that follows the end of its texts, if there is
-        one (Liu et al. 2020, Figure 1).
-
         Raises:
             TokenizerError: the tokenizer has no end id.
         """
         begin, end, pad = self.optional_ids
-        _, after = self.frame_ids
-        begin = begin if after is None else after
         if end is None:
             raise TokenizerError(
                 f"{self.file} has no special id for the end of a text: "

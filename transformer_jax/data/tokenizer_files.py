@@ -25,7 +25,7 @@ from tokenizers import (
 )
 
 from transformer_jax.data import files, sentencepiece, sources
-from transformer_jax.data.tokenizer_frames import frame, separators
+from transformer_jax.data.tokenizer_frames import separators
 from transformer_jax.data.tokenizer_training import bert
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError, of_bert
 from transformer_jax.errors import UserError
@@ -75,9 +75,6 @@ CLASSES = {
 }
 # the classes of a vocab.json with merges.txt
 BYTE_PAIRS = ("GPT2Tokenizer", "OpenAIGPTTokenizer", "RobertaTokenizer")
-# the classes whose texts have the token of their language, and whether it follows the
-# text (Liu et al. 2020) or precedes it (Tang et al. 2020)
-LANGUAGE_FOLLOWS = {"MBartTokenizer": True, "MBart50Tokenizer": False}
 # the id with which the decoder begins, by the type of a model whose folder names none
 FIRST_IDS = {"bart": 2}
 # the special tokens of RoBERTa's tokenizers, unless a folder names others
@@ -155,7 +152,7 @@ def from_folder(path: epath.PathLike, file: str = "tokenizer.json") -> Tokenizer
             the model of the folder.
     """
     folder = epath.Path(path).expanduser()
-    settings = _settings(folder)
+    settings = settings_of(folder)
     readers = {
         ("tokenizer.json",): _complete,
         ("vocab.txt",): _word_pieces,
@@ -221,56 +218,6 @@ def keys_of(path: epath.PathLike) -> Settings:
     return keys | ({"joint_tokenizer": False} if len(names) > 1 else {})
 
 
-def frames_of(path: epath.PathLike, config: Mapping[str, Any]) -> Settings:
-    """Return the keys of config.data for the tokens around source and target, given the
-    Hugging Face folder of an encoder–decoder with one tokenizer.
-
-    The language of the source is src_lang of tokenizer_config.json, by default
-    "en_XX" as in transformers. That of the target is the token with which `generate`
-    begins, by default tgt_lang or that of the source.
-
-    Args:
-        path: the folder.
-        config: its config.json and generation_config.json.
-
-    Raises:
-        TokenizerError: a language is no token, or see `tokenizer_frames.frame`.
-        The errors of `from_folder`.
-    """
-    folder = epath.Path(path).expanduser()
-    settings = _settings(folder)
-    tokenizer = from_folder(folder)
-    kind = _class(settings)
-    if kind not in LANGUAGE_FOLLOWS:
-        before, after = frame(tokenizer)
-    elif LANGUAGE_FOLLOWS[kind]:
-        before, after = "", settings.get("src_lang", "en_XX")
-    else:
-        before, after = settings.get("src_lang", "en_XX"), ""
-    other = settings.get("tgt_lang", "")
-    key = "decoder_start_token_id" if after else "forced_bos_token_id"
-    first = config.get(key)
-    if (before or after) and type(first) is int and first != tokenizer.eos_id:
-        other = tokenizer.tokens([first])[0]
-        if not other:
-            raise TokenizerError(
-                f"{folder}: {key} = {first}, but the tokenizer has no such id: "
-                f"choose one below {tokenizer.size}, that of a language"
-            )
-    source = (before, after)
-    target = (before and (other or before), after and (other or after))
-    for token in (*source, *target):
-        if token and tokenizer.id_of(token) is None:
-            raise TokenizerError(
-                f"{folder}: the language {token!r} is no token of the tokenizer: name "
-                "another one as src_lang or tgt_lang in tokenizer_config.json"
-            )
-    return {
-        "source_frame": source if any(source) else (),
-        "target_frame": target if any(target) else (),
-    }
-
-
 def is_other_end(path: epath.PathLike, end: Any) -> bool:
     """Return True for the id of a token at which `generate` ends, but that is not the
     end id of the tokenizer.
@@ -292,7 +239,7 @@ def begins(path: epath.PathLike) -> bool:
     add_bos_token. Raises the errors of `from_folder`.
     """
     folder = epath.Path(path).expanduser()
-    settings = _settings(folder)
+    settings = settings_of(folder)
     first = from_folder(folder).bos_id
     if (
         first is None
@@ -464,7 +411,7 @@ def _known(tokenizer: Tokenizer, token: str) -> int:
     return known
 
 
-def _settings(folder: epath.Path) -> Settings:
+def settings_of(folder: epath.Path) -> Settings:
     """Return what the files beside the tokenizer say, without values that are null.
 
     Special tokens are strings.
@@ -520,7 +467,7 @@ def _as_settings_say(
     the settings.
     """
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
-    kind = _class(settings)
+    kind = class_of(settings)
     prefix = settings.get(
         "add_prefix_space", False if kind == "GPT2Tokenizer" else None
     )
@@ -534,7 +481,7 @@ def _as_settings_say(
     return _with_added(tokenizer, folder, settings).to_str()
 
 
-def _class(settings: Settings) -> str:
+def class_of(settings: Settings) -> str:
     """Return the name of the tokenizer's class in transformers, or of its type of
     model.
     """
@@ -598,7 +545,7 @@ def _byte_pairs(folder: epath.Path, settings: Settings) -> str:
     4.1).
     Differs: the latter was split by spaCy, as transformers no longer does.
     """
-    kind = _class(settings)
+    kind = class_of(settings)
     vocabulary, merges = _merges(folder)
     if kind in ("GPT2Tokenizer", "RobertaTokenizer"):
         of_gpt = kind == "GPT2Tokenizer"
