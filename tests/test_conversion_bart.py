@@ -132,28 +132,6 @@ def test_the_recipe_refuses_what_is_no_encoder_decoder(tmp_path):
         load_recipe(f"configs/own_files.py:de-en,1m,from={tmp_path}")
 
 
-@pytest.mark.parametrize(
-    ("settings", "changes", "message"),
-    [
-        (
-            {"src_lang": "xx_XX"},
-            {},
-            "the language 'xx_XX' is no token of the tokenizer: name another one as",
-        ),
-        (
-            {},
-            {"decoder_start_token_id": 99},
-            "decoder_start_token_id = 99, but the tokenizer has no such id: choose one",
-        ),
-    ],
-)
-def test_an_unknown_language_is_refused(settings, changes, message, tmp_path):
-    save("MBart", tmp_path, **changes)
-    save_tokenizer("MBart", tmp_path, **settings)
-    with pytest.raises(ConfigError, match=message):
-        transfer.keys_for(str(tmp_path))
-
-
 def test_the_language_of_the_target_may_be_another(tmp_path):
     folder_of("MBart", tmp_path / "theirs", src_lang="de_DE")
     config = conversion.config_for(str(tmp_path / "theirs"))
