@@ -13,16 +13,24 @@ Argument: the source and the target language, i.e. the files' suffixes, then the
 the training split: `10k` (the default) for up to 100,000 pairs, `1m` for up to 10
 million, `100m` for more. A warning in the log says if another size suits the data
 better. docs/own_files.md says how to adjust the settings.
+Fine-tuning: `de-en,from=FOLDER` starts from a Hugging Face folder of an encoder–decoder
+(BART, mBART, Marian or T5), or from a run. It has the model and the tokenizers, and the
+other settings are those of `10k` with a learning rate of 3e-5, which was not tuned:
+    python scripts/train.py --config=configs/own_files.py:de-en,from=FOLDER \
+        --workdir=runs/tuned --config.data.directory=DIR
 Cost: `10k`: about ten minutes on two CPU cores. `1m` and `100m` need accelerators.
 Expected: docs/own_files.md has a measured run of `10k`; `1m` and `100m` have not been
 trained.
 """
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from transformer_jax.config import ConfigError, defaults, parse_arg, share
+from transformer_jax.transfer import keys_for
 
 # Number of pairs → keys of the model, then of the rest.
 MODELS = {
@@ -86,7 +94,11 @@ def get_config(arg: str | None = None) -> ConfigDict:
             f"config argument {pair!r} is unknown: "
             "start with the languages of your files, e.g. de-en"
         )
-    size = parse_arg(rest, {"size": tuple(MODELS)})["size"]
+    choice = parse_arg(rest, {"size": tuple(MODELS), "from": ()})
+    size = choice["size"]
+    start = keys_for(choice["from"]) if choice["from"] else {}
+    if start and size != "10k":
+        raise ConfigError("from=… determines the model: leave out the size")
     model, training = MODELS[size], TRAININGS[size]
     config = defaults("sequence_to_sequence")
 
@@ -133,4 +145,21 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.decoding.length_penalty_form = "power"
     config.decoding.max_ratio = 1.5
     config.decoding.max_extra = 10
+    if start:
+        _start_from(config, start)
     return config
+
+
+def _start_from(config: ConfigDict, start: Mapping[str, Any]) -> None:
+    """Set what a run needs that starts from a folder, given its keys."""
+    architecture = start["model.architecture"]
+    if architecture != "transformer":
+        raise ConfigError(
+            f"from={start['init_from']} holds a {architecture}: name the folder of an "
+            "encoder–decoder, e.g. BART, mBART, Marian or T5"
+        )
+    config.update_from_flattened_dict(start)
+    config.model.unroll = 1
+    config.data.meant_for = ()
+    config.data.max_length = min(config.data.max_length, config.model.max_length)
+    config.optimizer.learning_rate = 3e-5

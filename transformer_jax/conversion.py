@@ -12,6 +12,7 @@ from transformer_jax import files, transfer
 from transformer_jax import workdir as workdirs
 from transformer_jax.config import ConfigError, defaults, make_task, parse
 from transformer_jax.data import sentencepiece, tokenizer_files
+from transformer_jax.data.streams import Tokens
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
 from transformer_jax.interop import huggingface
 from transformer_jax.interop.architecture import Architecture
@@ -103,9 +104,10 @@ def to_folder(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:
         Tokenizer.load(path)
         for path in sorted(epath.Path(workdir).glob("tokenizer*.json"))
     ]
-    special_ids = {
-        name: getattr(tokenizers[-1], name) for name in ("pad_id", "bos_id", "eos_id")
-    }
+    streams = predictor.task.corpus.streams.values()
+    texts = [stream for stream in streams if isinstance(stream, Tokens)]
+    begin, end, pad = texts[-1].optional_ids
+    special_ids = {"pad_id": pad, "bos_id": begin, "eos_id": end}
     settings = _flat(config.to_dict())
     model = predictor.config.model
     max_length = settings["model.max_length"]
@@ -122,6 +124,7 @@ def to_folder(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:
                 "end": end,
                 "pad_id": written.special_ids(special_ids).get("pad_token_id"),
                 "segments": written.segments,
+                "frame": texts[0].frame,
             }
             return tokenizer_files.contents(
                 tokenizers[0], **options, max_length=max_length

@@ -21,7 +21,7 @@ from transformer_jax import files
 from transformer_jax import workdir as workdirs
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.config import fields as known_fields
-from transformer_jax.data import tokenizer_files
+from transformer_jax.data import pair_frames, tokenizer_files
 from transformer_jax.errors import UserError
 from transformer_jax.interop import huggingface
 from transformer_jax.interop.layouts import Leaf, listing
@@ -68,8 +68,10 @@ def _keys_of_continued_run(config: dict[str, Any]) -> dict[str, Any]:
 
 def _keys_of_folder(source: str) -> dict[str, Any]:
     try:
-        model = huggingface.describe(source).fields
+        architecture, _, model, described = huggingface.describe(source)
         data = tokenizer_files.keys_of(source)
+        if architecture.framed:
+            data |= pair_frames.frames_of(source, described)
     except ValueError as error:
         raise ConfigError(f"the Hugging Face folder {source}: {error}") from error
     return _dotted("model", model) | _dotted("data", data)
@@ -316,8 +318,24 @@ def _of_folder(task: Task) -> Source:
         outputs = dict.fromkeys(
             task.config.inherited.outputs, pretrained.outputs.present
         )
+    if pretrained.architecture.framed:
+        _warn_of_frames(name, data)
     architecture = pretrained.architecture.name
     return Source(name, architecture, pretrained.parameters, Leaf.place, {}, outputs)
+
+
+def _warn_of_frames(folder: str, data: Any) -> None:
+    """Log the tokens around texts that a model knows and this run does not have."""
+    theirs = pair_frames.frames_of(folder, huggingface.read_config(folder))
+    for key, frame in theirs.items():
+        if frame and not getattr(data, key, ()):
+            log.warning(
+                "%s was trained with data.%s = %s, and here, no such tokens are around "
+                "texts: set the key if this task has it",
+                folder,
+                key,
+                frame,
+            )
 
 
 def _orders(source: Source, inherited: Inherited) -> dict[str, tuple[int, ...] | None]:

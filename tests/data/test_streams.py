@@ -10,6 +10,7 @@ from transformer_jax.data.batching import Batch, padded_arrays
 from transformer_jax.data.files import DataError
 from transformer_jax.data.sound import Sounds, log_mel
 from transformer_jax.data.streams import Frames, Grid, Image, Tokens
+from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
 
 GRID = Grid("image", (4, 6, 1), cell=2)
 IMAGE = np.arange(24, dtype=np.uint8).reshape(4, 6)
@@ -122,6 +123,62 @@ def test_dummy_ids_are_in_the_vocabulary(vocab_size):
     dummy = stream.dummy(np.random.default_rng(0), np.array([2, 50]), 50)
     assert dummy.max() < vocab_size
     assert dummy[0, :3].tolist() == [dummy[0, 0], 2, 0]
+
+
+WORDS = Tokenizer(
+    json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": [],
+            "model": {
+                "type": "WordLevel",
+                "vocab": {"<s>": 0, "</s>": 1, "a": 2, "b": 3, "xx": 4},
+                "unk_token": "a",
+            },
+            "pre_tokenizer": {"type": "WhitespaceSplit"},
+        }
+    ),
+    {"bos_id": 0, "eos_id": 1},
+)
+
+
+def framed(*frame):
+    name = "tokenizer.json"
+    return Tokens("text", name, 5, "model.vocab_size", lambda: WORDS, frame=frame)
+
+
+@pytest.mark.parametrize(
+    ("frame", "row", "begin"),
+    [
+        ((), [2, 3, 1], 0),
+        (("<s>", ""), [0, 2, 3, 1], 0),
+        (("", "xx"), [2, 3, 1, 4], 4),
+        (("xx", ""), [4, 2, 3, 1], 0),
+    ],
+)
+def test_tokens_around_a_text(frame, row, begin):
+    stream = framed(*frame)
+    rows = stream.encode(["a b", ""])
+    assert rows[0].tolist() == row
+    assert len(rows[1]) == stream.added(False, True) == len(row) - 2
+    assert stream.encode(["a b"], end=False)[0].tolist() == [2, 3]
+    assert stream.added(False, False) == 0
+    # a longer row keeps what follows the text
+    kept = rows.cut(len(row) - 1, end=stream.closing)
+    assert kept[0].tolist() == [i for i in row if i != 3]
+    assert stream.text(np.array(row)) == "a b"
+    assert stream.special_ids == (begin, 1, None)
+    dummy = stream.dummy(np.random.default_rng(0), np.array([4]), 4)
+    assert not any(
+        fault.any() for fault in stream.faults(dummy, np.array([4])).values()
+    )
+    faults = stream.faults(np.array([[1, 1, 2, 2]]), np.array([4]))
+    assert faults["does not end in EOS"].all()
+
+
+def test_a_token_that_the_tokenizer_lacks_is_refused():
+    with pytest.raises(TokenizerError, match="has no token 'yy', which should be bef"):
+        framed("", "yy").encode(["a"])
 
 
 def test_a_sound_of_a_table_that_cannot_be_read_is_refused_with_its_number(tmp_path):

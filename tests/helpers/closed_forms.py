@@ -173,6 +173,7 @@ def _transformer(config: TransformerConfig) -> int:
         stacks
         + table_parameters(c, tables[c.tie_embeddings], positions=2)
         + c.output_bias * c.target_vocab_size
+        + c.embedding_norm * 2 * _norm(c)
     )
 
 

@@ -383,9 +383,9 @@ def sinusoids_in_halves(length, d_model):
     return waves
 
 
-def embed(params, config, ids, embedding="embedding", positions="positions"):
+def embed(params, config, ids, embedding="embedding", positions="positions", norm=""):
     """Return the token vectors, scaled if the config says so, plus the position
-    vectors.
+    vectors, and of their sums the norm called `norm`, if there is one.
     """
     x = params[embedding]["table"][ids] * (
         math.sqrt(config.d_model) if config.embedding_scale else 1
@@ -396,6 +396,8 @@ def embed(params, config, ids, embedding="embedding", positions="positions"):
         x = x + sinusoids_in_halves(ids.shape[1], config.d_model)
     elif config.positions == "learned":
         x = x + params[positions]["table"][: ids.shape[1]]
+    if norm in params:
+        x = NORMS[config.norm_type](params[norm], x, config.norm_epsilon)
     return x
 
 
@@ -492,16 +494,20 @@ def transformer(params, config, source, target, source_valid=None, target_valid=
                 target_mask[b, 0, t, earlier] = target_valid[b, earlier]
 
     shared = config.tie_embeddings in ("all", "embeddings")
+    assert ("source_norm" in params) == config.embedding_norm
     x = embed(
         params,
         config,
         source,
         "target_embedding" if shared else "source_embedding",
         "source_positions",
+        "source_norm",
     )
     memory = stack(params["encoder"], config, x, source_mask)
 
-    x = embed(params, config, target, "target_embedding", "target_positions")
+    x = embed(
+        params, config, target, "target_embedding", "target_positions", "target_norm"
+    )
     bias = bias_of(params["decoder"], config, length, True)
     for number in range(config.num_decoder_layers):
         x = decoder_block(

@@ -29,10 +29,11 @@ def random_model(transformers, torch, name, config, seed, folder):
     """
     draw = torch.Generator().manual_seed(seed)
     model = getattr(transformers, name)(config)
+    # e.g. sinusoids
+    fixed = {key for key, x in model.named_parameters() if not x.requires_grad}
     with torch.no_grad():
         for key, parameter in model.state_dict().items():
-            # fixed sinusoids
-            if not parameter.is_floating_point() or "embed_positions" in key:
+            if not parameter.is_floating_point() or key in fixed:
                 continue
             near = 1.0 if parameter.ndim == 1 and (parameter == 1).all() else 0.0
             parameter.copy_(near + 0.2 * torch.randn(parameter.shape, generator=draw))

@@ -55,14 +55,17 @@ def compiled(model):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
-def check_outputs(torch, theirs, found, params, layers, zero=()):
+def check_outputs(torch, theirs, found, params, layers, zero=(), wraps=False):
     """Compare logits, hidden states, loss and gradients.
 
     `layers` has the number of layers of "encoder" and "decoder". For `zero` see
-    `check_gradients`.
+    `check_gradients`. With `wraps`, a target ends with the id that the decoder begins
+    with.
     """
     source, target = some_ids(found.model)
     begin = theirs.config.decoder_start_token_id
+    if wraps:
+        target[np.arange(B), TARGET_VALID.sum(axis=1) - 1] = begin
     (loss, (logits, seen)), gradient = compiled(found.model)(
         params, source, jnp.asarray(target), begin
     )
@@ -98,9 +101,13 @@ def check_outputs(torch, theirs, found, params, layers, zero=()):
 
 
 @functools.cache
-def searching(model, options, begin, end):
-    """Return a function of parameters and a source that searches as `options` say."""
+def searching(model, options, begin, end, pad=None):
+    """Return a function of parameters and a source that searches as `options` say.
+
+    `pad` is by default `begin`.
+    """
     model = Transformer(model)
+    pad = begin if pad is None else pad
 
     def run(params, source):
         apply = functools.partial(model.apply, {"params": params})
@@ -112,7 +119,7 @@ def searching(model, options, begin, end):
             )
             return logits[:, 0], cache
 
-        ids = {"bos_id": begin, "eos_id": end, "pad_id": begin}
+        ids = {"bos_id": begin, "eos_id": end, "pad_id": pad}
         sizes = {
             "batch_size": B,
             "max_length": T,
@@ -153,10 +160,10 @@ def generated(torch, theirs, source, beams, **options):
     return output, tokens[:, :, 1:]
 
 
-def check_tokens(ours, expected, begin):
+def check_tokens(ours, expected, pad):
     """Compare tokens of ours with those of `generate`, which has no columns of
     padding alone.
     """
     length = expected.shape[2]
     np.testing.assert_array_equal(ours[:, :, :length], expected)
-    assert (ours[:, :, length:] == begin).all()
+    assert (ours[:, :, length:] == pad).all()

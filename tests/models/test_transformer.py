@@ -100,8 +100,12 @@ ORACLE_CASES = {
         output_bias=True,
         norm_epsilon=0.1,
     ),
-    "halves, output bias of a shared table": dataclasses.replace(
-        TINY, positions="sinusoidal_halves", output_bias=True, vocab_multiple=8
+    "halves, norms of embeddings, output bias of a shared table": dataclasses.replace(
+        TINY,
+        positions="sinusoidal_halves",
+        embedding_norm=True,
+        output_bias=True,
+        vocab_multiple=8,
     ),
     "output bias of the decoder's table": dataclasses.replace(
         TWO_VOCABULARIES, output_bias=True
@@ -110,7 +114,12 @@ ORACLE_CASES = {
     "unscaled": dataclasses.replace(TINY, embedding_scale=False, init="normal"),
     "one head, unrolled": dataclasses.replace(TINY, num_heads=1, unroll=2),
     "gated, multi-query, RMSNorm": dataclasses.replace(
-        TINY, feed_forward="gated", num_kv_heads=1, norm="pre", norm_type="rms_norm"
+        TINY,
+        feed_forward="gated",
+        num_kv_heads=1,
+        norm="pre",
+        norm_type="rms_norm",
+        embedding_norm=True,
     ),
 }
 
@@ -362,7 +371,9 @@ def test_attention_weights_can_be_looked_at():
 
 
 @pytest.mark.parametrize(
-    "change", [{}, {"norm": "pre", "positions": "learned"}], ids=["post", "pre"]
+    "change",
+    [{}, {"norm": "pre", "positions": "learned", "embedding_norm": True}],
+    ids=["post", "pre"],
 )
 def test_decoding_with_a_cache_gives_the_logits_of_the_whole(change):
     """Use prompts of every length, followed by single tokens."""

@@ -45,7 +45,7 @@ def cut(
     source: str,
     limit_words: str = "",
     begin: bool = False,
-    end: bool = True,
+    end: int = 1,
     tail: bool = False,
     entry: str = "line",
     unit: str = "tokens",
@@ -60,7 +60,7 @@ def cut(
         limit_words: the limit in words, for the warning: by default
             "model.max_length = {limit}".
         begin: keep the first position of a row, its begin id.
-        end: keep the last position of a row, its end id.
+        end: keep the last `end` positions of a row, e.g. its end id.
         tail: keep the last positions of a row instead of the first.
         entry: what an entry of the column is called in the warning.
         unit: what its positions are called.
@@ -124,14 +124,13 @@ def ladder_batches(
         most = stream.limit or limit
         words = stream.limit_words if stream.limit else f"{key} = {limit}"
         has_begin = begin and stream.added(True, False) > 0
-        has_end = end and stream.added(False, True) > 0
         rows_of_stream = cut(
             encoded,
             most,
             source,
             words,
             has_begin,
-            has_end,
+            stream.closing if end else 0,
             tail,
             entry="reference" if isinstance(column, References) else stream.entry,
             unit=stream.unit,

@@ -182,14 +182,14 @@ class Ragged:
         return Ragged(self.values[sources], lengths)
 
     def cut(
-        self, limit: int, begin: bool = False, end: bool = True, tail: bool = False
+        self, limit: int, begin: bool = False, end: int = 1, tail: bool = False
     ) -> Ragged:
         """Return the rows, truncated to at most `limit` values.
 
-        A truncated row keeps its first values. With `end`, the last of these is
-        replaced by the last value of the full row, e.g. the end-of-sequence id. With
-        `tail`, it keeps its last values. With `begin`, the first of these is replaced
-        by the first value of the full row.
+        A truncated row keeps its first values. The last `end` of these are replaced by
+        the last values of the full row, e.g. the end-of-sequence id. With `tail`, it
+        keeps its last values. With `begin`, the first of these is replaced by the first
+        value of the full row.
         """
         too_long = np.flatnonzero(self.lengths > limit)
         if not len(too_long):
@@ -201,7 +201,7 @@ class Ragged:
                 rows.values[rows.offsets[too_long]] = firsts
             return rows
         rows = self.first(limit)
-        if end:
-            lasts = self.values[self.offsets[too_long + 1] - 1]
-            rows.values[rows.offsets[too_long + 1] - 1] = lasts
+        for i in range(1, end + 1):
+            lasts = self.values[self.offsets[too_long + 1] - i]
+            rows.values[rows.offsets[too_long + 1] - i] = lasts
         return rows

@@ -99,6 +99,11 @@ class Stream(ABC):
         """Return the number of positions that `encode` adds to a row."""
         return 0
 
+    @property
+    def closing(self) -> int:
+        """The number of positions that `encode` adds at the end of a row."""
+        return 0
+
     def groups(self, column: Sequence[Any]) -> np.ndarray | None:
         """Return the group of each entry (n,), from 0, if entries of different groups
         must not be in one batch, or None.
@@ -128,6 +133,7 @@ class Tokens(Stream):
         marks: tokens of which each text must begin with one, see `languages`.
         prefixes: words of which each text must begin with one, see `mixture`.
         apart: the token is no part of the row. It says to which group the row belongs.
+        frame: tokens before each text, and after its end token; "" for none, (): none.
     """
 
     column: str
@@ -141,6 +147,7 @@ class Tokens(Stream):
     marks: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     apart: bool = False
+    frame: tuple[str, ...] = ()
     entry = "line"
     unit = "tokens"
 
@@ -162,11 +169,36 @@ class Tokens(Stream):
         """
         return self.vocab_size if self.load is None else self.tokenizer.size
 
+    @functools.cached_property
+    def frame_ids(self) -> tuple[int | None, int | None]:
+        """The ids of `frame`. None: there is none.
+
+        Raises:
+            TokenizerError: the tokenizer lacks one of these tokens.
+        """
+        ids: list[int | None] = []
+        for token in self.frame or ("", ""):
+            if not token:
+                ids.append(None)
+                continue
+            if self.load is None:
+                ids.append(TRAINED_HERE.begin)
+                continue
+            ids.append(self.tokenizer.id_of(token))
+            if ids[-1] is None:
+                raise TokenizerError(
+                    f"{self.file} has no token {token!r}, which should be before or "
+                    f"after each {self.column}: change data.source_frame and "
+                    "data.target_frame, e.g. to the language ids of this tokenizer"
+                )
+        before, after = ids
+        return before, after
+
     def encode(
         self, column: Sequence[Any], begin: bool = False, end: bool = True
     ) -> Ragged:
         """Return the ids of each line, with the tokenizer's begin id before it and its
-        end id after it if requested.
+        end id after it if requested. With the end id comes the frame.
 
         Raises:
             TokenizerError: the tokenizer has no id for what is requested.
@@ -188,33 +220,55 @@ class Tokens(Stream):
             check_prefixes(column, self.prefixes)
         if self.marks:
             kept = () if self.apart else self.marks
-            return encode_marked(tokenizer, column, self.marks, kept, **added)
-        return tokenizer.encode(column, **added)
+            rows = encode_marked(tokenizer, column, self.marks, kept, **added)
+        else:
+            rows = tokenizer.encode(column, **added)
+        return rows.framed(*self.frame_ids) if end else rows
 
     def groups(self, column: Sequence[Any]) -> np.ndarray | None:
         return groups_of(column, self.marks) if self.apart else None
 
     def shown(self, row: np.ndarray) -> tuple[list[str], str]:
-        return self.tokenizer.shown(row), self.tokenizer.decode(row)
+        return self.tokenizer.shown(row), self.text(row)
+
+    def text(self, ids: np.ndarray) -> str:
+        """Return the text of ids up to the first end id, without the frame."""
+        framing = self.frame_ids
+        return self.tokenizer.decode([i for i in ids if i not in framing])
 
     def dummy(
         self, draw: np.random.Generator, lengths: np.ndarray, width: int
     ) -> np.ndarray:
-        """Return random ids, each row with the end id as its last."""
+        """Return random ids, each row with the end id, and what follows it, as its
+        last.
+        """
         lowest = min(4, self.vocab_size - 1)  # no special id, if there are others
         ids = draw.integers(lowest, self.vocab_size, (len(lengths), width), np.int32)
         position = np.arange(width)
         last = lengths[:, None] - 1
-        ids = np.where(position < last, ids, 0)
-        ids = np.where(position == last, self.special_ids.end, ids)
+        _, after = self.frame_ids
+        ids = np.where(position <= last, ids, 0)
+        if after is not None:
+            ids = np.where(position == last, after, ids)
+        ids = np.where(position == self._ends(lengths), self.special_ids.end, ids)
         return ids.astype(np.int32)
 
+    def _ends(self, lengths: np.ndarray) -> np.ndarray:
+        """Return the positions of the end ids (B, 1) of rows of `lengths` (B,)."""
+        return (lengths - self.closing)[:, None]
+
     def added(self, begin: bool, end: bool) -> int:
-        return int(begin) + int(end)
+        framing = sum(i is not None for i in self.frame_ids) if end else 0
+        return int(begin) + int(end) + framing
+
+    @property
+    def closing(self) -> int:
+        _, after = self.frame_ids
+        return 1 if after is None else 2
 
     def faults(self, rows: np.ndarray, lengths: np.ndarray) -> dict[str, np.ndarray]:
-        last = np.maximum(lengths - 1, 0)[:, None]
-        ends = np.take_along_axis(rows, last, axis=1)[:, 0]
+        positions = np.maximum(self._ends(lengths), 0)
+        ends = np.take_along_axis(rows, positions, axis=1)[:, 0]
         valid = np.arange(rows.shape[1]) < lengths[:, None]
         beyond = (valid & (rows >= self.vocab_size)).any(axis=1)
         return {
@@ -227,10 +281,16 @@ class Tokens(Stream):
 
     @property
     def optional_ids(self) -> tuple[int | None, int | None, int | None]:
-        """The ids of begin, end and padding. None: the tokenizer has no such id."""
+        """The ids of begin, end and padding. None: the tokenizer has no such id.
+
+        A decoder begins with the token that follows the end of its texts, if there is
+        one (Liu et al. 2020, Figure 1).
+        """
+        _, after = self.frame_ids
         if self.load is None:
             return TRAINED_HERE
-        return self.tokenizer.bos_id, self.tokenizer.eos_id, self.tokenizer.pad_id
+        begin = self.tokenizer.bos_id if after is None else after
+        return begin, self.tokenizer.eos_id, self.tokenizer.pad_id
 
     @property
     def special_ids(self) -> SpecialIds:

@@ -95,6 +95,12 @@ class ParallelData(TextData):
     # ("summarize: ",); (): each line may begin with anything
     prefixes: tuple[str, ...] = ()
     joint_tokenizer: bool = True  # one tokenizer and vocabulary for both languages
+    # tokens before each source, and after its end token, "" for none: e.g. ("<s>", "")
+    # for BART, ("", "en_XX") for mBART; (): none
+    source_frame: tuple[str, ...] = fields.tokenizer((), compared=False)
+    # the same for each target; the decoder begins with the token after the target, if
+    # there is one, and otherwise with the begin id
+    target_frame: tuple[str, ...] = fields.tokenizer((), compared=False)
     # largest length ratio of a training pair, longer over shorter side in tokens; 0: no
     # limit
     max_ratio: float = 0.0
@@ -122,6 +128,17 @@ class ParallelData(TextData):
                 yield from self._problems_beside(name)
         if self.references < 1:
             yield "references", "must be at least 1"
+        for name in ("source_frame", "target_frame"):
+            if len(getattr(self, name)) not in (0, 2):
+                yield (
+                    name,
+                    'must be two tokens, e.g. ("<s>", "") for one before each text, '
+                    "or () for none",
+                )
+        frames = (self.source_frame, self.target_frame)
+        framing = max(sum(map(bool, frame)) for frame in frames)
+        if framing and self.max_length < 2 + framing:
+            yield "max_length", f"must be at least {2 + framing} with these frames"
         if self.source != "files":
             only_files = f"with data.source = {self.source!r}"
             if self.references != 1:

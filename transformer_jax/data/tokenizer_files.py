@@ -10,7 +10,7 @@ add settings and name the special tokens.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -49,17 +49,34 @@ TYPES = {
     "added_tokens_decoder": dict,
     "add_prefix_space": bool,
     "add_bos_token": bool,
+    "src_lang": str,
+    "tgt_lang": str,
 }
 # the keys of config.data that `keys_of` may return
-KEYS = ("tokenizer", "lowercase", "min_count", "joint_tokenizer")
+KEYS = (
+    "tokenizer",
+    "lowercase",
+    "min_count",
+    "joint_tokenizer",
+    "source_frame",
+    "target_frame",
+)
 # classes that leave tokenizer.json as it is
 GENERIC = ("PreTrainedTokenizer", "TokenizersBackend", "None")
-# the class of a folder that names only the type of its model
+# the class of a folder that names only the type of its model, and of one with the same
+# tokenizer
 CLASSES = {
+    "BartTokenizer": "RobertaTokenizer",
+    "bart": "RobertaTokenizer",
     "gpt2": "GPT2Tokenizer",
     "openai-gpt": "OpenAIGPTTokenizer",
+    "mbart": "MBartTokenizer",
     "roberta": "RobertaTokenizer",
 }
+# the classes of a vocab.json with merges.txt
+BYTE_PAIRS = ("GPT2Tokenizer", "OpenAIGPTTokenizer", "RobertaTokenizer")
+# the id with which the decoder begins, by the type of a model whose folder names none
+FIRST_IDS = {"bart": 2}
 # the special tokens of RoBERTa's tokenizers, unless a folder names others
 ROBERTA = {
     "bos_token": "<s>",
@@ -135,7 +152,7 @@ def from_folder(path: epath.PathLike, file: str = "tokenizer.json") -> Tokenizer
             the model of the folder.
     """
     folder = epath.Path(path).expanduser()
-    settings = _settings(folder)
+    settings = settings_of(folder)
     readers = {
         ("tokenizer.json",): _complete,
         ("vocab.txt",): _word_pieces,
@@ -222,7 +239,7 @@ def begins(path: epath.PathLike) -> bool:
     add_bos_token. Raises the errors of `from_folder`.
     """
     folder = epath.Path(path).expanduser()
-    settings = _settings(folder)
+    settings = settings_of(folder)
     first = from_folder(folder).bos_id
     if (
         first is None
@@ -283,6 +300,7 @@ def contents(
     pad_id: int | None = None,
     max_length: int | None = None,
     segments: bool = True,
+    frame: Sequence[str] = (),
 ) -> dict[str, bytes]:
     """Return the files of a tokenizer: `tokenizer.json`, `tokenizer_config.json` and,
     for BERT's, `vocab.txt`.
@@ -296,6 +314,8 @@ def contents(
         max_length: most positions of the model; transformers warns of longer texts.
             None: no limit.
         segments: transformers tells the model to which text of a pair a token belongs.
+        frame: tokens that transformers puts before a text, and after the end id; "" for
+            none, (): none.
 
     Raises:
         TokenizerError: the tokenizer lacks the id that `begin` or `end` needs.
@@ -308,7 +328,8 @@ def contents(
     content.pop("special_ids", None)
     library = tokenizers.Tokenizer.from_str(json.dumps(content))
     if begin or end:
-        library.post_processor = _template(tokenizer, begin, end, segments)
+        template = _template(tokenizer, begin, end, segments, frame or ("", ""))
+        library.post_processor = template
     wordpiece = of_bert(content) and content["model"]["type"] == "WordPiece"
     settings: Settings = {
         "tokenizer_class": "BertTokenizer" if wordpiece else "PreTrainedTokenizerFast",
@@ -324,6 +345,9 @@ def contents(
         if special_id is not None:
             key = keys[-1] if wordpiece else keys[0]
             settings[key] = tokenizer.tokens([special_id])[0]
+    if frame and tokenizer.id_of(ROBERTA["bos_token"]) is not None:
+        # the begin id is that of the decoder
+        settings["bos_token"] = ROBERTA["bos_token"]
     texts = {"tokenizer.json": library.to_str(pretty=True)}
     if wordpiece:
         settings |= {
@@ -338,7 +362,11 @@ def contents(
 
 
 def _template(
-    tokenizer: Tokenizer, begin: bool, end: bool, segments: bool
+    tokenizer: Tokenizer,
+    begin: bool,
+    end: bool,
+    segments: bool,
+    frame: Sequence[str],
 ) -> processors.TemplateProcessing:
     """Return the post-processor that puts special ids around a text, and around both
     texts of a pair.
@@ -356,9 +384,13 @@ def _template(
                 f"use one that has it, or {name}=False."
             )
         special_tokens[name] = (tokenizer.tokens([special_id])[0], special_id)
-    first = [special_tokens["begin"][0]] if begin else []
+    before, after = ([token] if token else [] for token in frame)
+    for token in (*before, *after):
+        special_tokens[token] = (token, _known(tokenizer, token))
+    first = before + ([special_tokens["begin"][0]] if begin else [])
     last = [special_tokens["end"][0]] if end else []
     between = last * (separators(tokenizer) - 1)
+    last += after
     single = [f"{piece}:0" for piece in (*first, "$A", *last)]
     second = [f"{piece}:{int(segments)}" for piece in ("$B", *last)]
     return processors.TemplateProcessing(
@@ -368,7 +400,18 @@ def _template(
     )
 
 
-def _settings(folder: epath.Path) -> Settings:
+def _known(tokenizer: Tokenizer, token: str) -> int:
+    """Return the id of a token. Raises TokenizerError if there is none."""
+    known = tokenizer.id_of(token)
+    if known is None:
+        raise TokenizerError(
+            f"The tokenizer has no token {token!r} to put around a text: "
+            "use the one that the model was trained with."
+        )
+    return known
+
+
+def settings_of(folder: epath.Path) -> Settings:
     """Return what the files beside the tokenizer say, without values that are null.
 
     Special tokens are strings.
@@ -424,7 +467,7 @@ def _as_settings_say(
     the settings.
     """
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
-    kind = _class(settings)
+    kind = class_of(settings)
     prefix = settings.get(
         "add_prefix_space", False if kind == "GPT2Tokenizer" else None
     )
@@ -438,7 +481,7 @@ def _as_settings_say(
     return _with_added(tokenizer, folder, settings).to_str()
 
 
-def _class(settings: Settings) -> str:
+def class_of(settings: Settings) -> str:
     """Return the name of the tokenizer's class in transformers, or of its type of
     model.
     """
@@ -502,7 +545,7 @@ def _byte_pairs(folder: epath.Path, settings: Settings) -> str:
     4.1).
     Differs: the latter was split by spaCy, as transformers no longer does.
     """
-    kind = _class(settings)
+    kind = class_of(settings)
     vocabulary, merges = _merges(folder)
     if kind in ("GPT2Tokenizer", "RobertaTokenizer"):
         of_gpt = kind == "GPT2Tokenizer"
@@ -524,7 +567,7 @@ def _byte_pairs(folder: epath.Path, settings: Settings) -> str:
     else:
         raise TokenizerError(
             f"{folder} has vocab.json and merges.txt, but tokenizer_class "
-            f"or model_type is {kind}: known are {', '.join(CLASSES.values())}. "
+            f"or model_type is {kind}: known are {', '.join(BYTE_PAIRS)}. "
             "Let transformers write tokenizer.json: "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)."
         )
@@ -664,7 +707,8 @@ def _special_ids(tokenizer: Tokenizer, settings: Settings) -> dict[str, int]:
         default = getattr(tokenizer, name)
         choices: list[Any] = []
         if name == "bos_id":
-            choices.append(settings.get("decoder_start_token_id"))
+            first = FIRST_IDS.get(settings.get("model_type", ""))
+            choices.append(settings.get("decoder_start_token_id", first))
         choices += [tokenizer.id_of(settings[key]) for key in keys if key in settings]
         choices.append(default)
         configured = settings.get(f"{keys[0]}_id")  # an id, or several

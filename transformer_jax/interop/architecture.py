@@ -391,7 +391,7 @@ class Architecture:
     head: what its outputs are.
     lacks: modules of ours that it does not have, e.g. "bert/pooler". A file may have
         them nevertheless.
-    optional: modules of ours that it has and a file may lack.
+    optional: modules or parameters of ours that it has and a file may lack.
     prefix: the part of names that a file of the model without a head lacks, e.g.
         "bert.".
     bare: it is the model without a head, and is written without the prefix.
@@ -406,6 +406,8 @@ class Architecture:
         text.
     segments: the tokenizer of transformers says to which text of a pair a token
         belongs.
+    framed: further special tokens may be around source and target: our keys
+        data.source_frame and data.target_frame.
     renamed: (old, new) ends of names, which files of older versions have.
     ties: other name of a tensor → its name here. A file may hold a tied tensor under
         either.
@@ -429,6 +431,7 @@ class Architecture:
     bare: bool = False
     around: tuple[bool, bool] = (False, False)
     segments: bool = True
+    framed: bool = False
     ends: str = ""
     begins: str = ""
     special_ids: Callable[[Mapping[str, int | None]], dict[str, Any]] = lambda ids: {}

@@ -20,6 +20,7 @@ from flax import traverse_util
 
 from transformer_jax import files
 from transformer_jax.interop import (
+    bart,
     bert,
     distilbert,
     generation,
@@ -44,6 +45,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     *gpt.ARCHITECTURES,
     *marian.ARCHITECTURES,
     *t5.ARCHITECTURES,
+    *bart.ARCHITECTURES,
 )
 
 

@@ -268,8 +268,8 @@ def read(
         slots: the table.
         tensors: the tensors of a folder.
         names: the name of each tensor in the table → its name in the folder.
-        lacks: our modules that the folder may lack, e.g. "bert/pooler". The result then
-            lacks them too.
+        lacks: our modules or parameters that the folder may lack, e.g. "bert/pooler".
+            The result then lacks them too.
         unused: regular expression of the names that need no place.
         ties: other name → name of a tensor that the folder may hold under either.
         copies: name of a tensor that the folder may lack → the tensor whose values it
@@ -292,7 +292,7 @@ def read(
     optional = tuple(f"{module}/" for module in lacks)
     may_lack: set[str] = set()
     for slot in slots:
-        if slot.path.startswith(optional) and names.keys().isdisjoint(slot.names):
+        if f"{slot.path}/".startswith(optional) and names.keys().isdisjoint(slot.names):
             may_lack.update(slot.names)
     where = (
         f"{tensors.folder}: config.json is of another model; "

@@ -41,10 +41,8 @@ SEARCH = {
 }
 
 
-class _MarianMap(ConfigMap):
-    """A map with keys for the encoder and the decoder that must agree, and with two
-    keys for what is tied.
-    """
+class TwoStacksMap(ConfigMap):
+    """A map with keys for the encoder and the decoder that must agree."""
 
     def fields(self, config: Json) -> dict[str, Any]:
         for ours, default in (("attention_heads", 16), ("ffn_dim", 4096)):
@@ -55,6 +53,19 @@ class _MarianMap(ConfigMap):
                     f"config.json: {keys[0]} = {encoder} "
                     f"and {keys[1]} = {decoder} are unsupported: they must be equal"
                 )
+        return super().fields(config)
+
+    def write(self, model: TransformerConfig) -> dict[str, Any]:
+        return super().write(model) | {
+            "decoder_attention_heads": model.num_heads,
+            "decoder_ffn_dim": model.d_ff,
+        }
+
+
+class _MarianMap(TwoStacksMap):
+    """A map with two keys for what is tied."""
+
+    def fields(self, config: Json) -> dict[str, Any]:
         shares_embeddings = config.get("share_encoder_decoder_embeddings", True)
         sharing = (shares_embeddings, config.get("tie_word_embeddings", True))
         if sharing not in TIES:
@@ -81,77 +92,81 @@ class _MarianMap(ConfigMap):
             )
         sharing = sharings[model.tie_embeddings]
         return super().write(model) | {
-            "decoder_attention_heads": model.num_heads,
-            "decoder_ffn_dim": model.d_ff,
             "share_encoder_decoder_embeddings": sharing[0],
             "tie_word_embeddings": sharing[1],
         }
 
+
+# The config of Marian, BART and mBART.
+NAMES = {
+    "d_model": ("d_model", 1024),
+    "encoder_layers": ("num_encoder_layers", 12),
+    "decoder_layers": ("num_decoder_layers", 12),
+    "encoder_attention_heads": ("num_heads", 16),
+    "encoder_ffn_dim": ("d_ff", 4096),
+    "max_position_embeddings": ("max_length", 1024),
+    "dropout": ("dropout_rate", 0.1),
+    "attention_dropout": ("attention_dropout_rate", 0.0),
+    "activation_dropout": ("feed_forward_dropout_rate", 0.0),
+    "scale_embedding": ("embedding_scale", False),
+}
+CHOICES = {
+    "activation_function": (
+        "activation",
+        "gelu",
+        {
+            "gelu": "gelu",
+            "gelu_new": "gelu_tanh",
+            "relu": "relu",
+            "swish": "silu",
+            "silu": "silu",
+        },
+    )
+}
+THEIRS = {
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+    "add_bias_logits": False,
+}
+OURS = {
+    "architecture": "transformer",
+    "num_kv_heads": 0,
+    "feed_forward": "plain",
+    "norm_type": "layer_norm",
+    "norm_epsilon": 1e-5,
+    "attention_bias": True,
+    "feed_forward_bias": True,
+    "output_bias": True,
+    "scale_scores": True,
+    "output_scale": False,
+    "final_dropout_rate": 0.0,
+}
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "encoder_attention_heads",
+}
+OF_DECODER = ("decoder_attention_heads", "decoder_ffn_dim")
 
 CONFIG = _MarianMap(
     TransformerConfig,
     names={
         "vocab_size": ("source_vocab_size", 58101),
         "decoder_vocab_size": ("target_vocab_size", None),
-        "d_model": ("d_model", 1024),
-        "encoder_layers": ("num_encoder_layers", 12),
-        "decoder_layers": ("num_decoder_layers", 12),
-        "encoder_attention_heads": ("num_heads", 16),
-        "encoder_ffn_dim": ("d_ff", 4096),
-        "max_position_embeddings": ("max_length", 1024),
-        "dropout": ("dropout_rate", 0.1),
-        "attention_dropout": ("attention_dropout_rate", 0.0),
-        "activation_dropout": ("feed_forward_dropout_rate", 0.0),
-        "scale_embedding": ("embedding_scale", False),
+        **NAMES,
     },
-    choices={
-        "activation_function": (
-            "activation",
-            "gelu",
-            {
-                "gelu": "gelu",
-                "gelu_new": "gelu_tanh",
-                "relu": "relu",
-                "swish": "silu",
-                "silu": "silu",
-            },
-        )
-    },
-    theirs={
-        "encoder_layerdrop": 0.0,
-        "decoder_layerdrop": 0.0,
-        "add_bias_logits": False,
+    choices=CHOICES,
+    theirs=THEIRS
+    | {
         "add_final_layer_norm": False,
         "normalize_before": False,
         "normalize_embedding": False,
         "static_position_embeddings": True,
         "extra_pos_embeddings": 0,
     },
-    ours={
-        "architecture": "transformer",
-        "num_kv_heads": 0,
-        "feed_forward": "plain",
-        "norm": "post",
-        "norm_type": "layer_norm",
-        "norm_epsilon": 1e-5,
-        "positions": "sinusoidal_halves",
-        "attention_bias": True,
-        "feed_forward_bias": True,
-        "output_bias": True,
-        "scale_scores": True,
-        "output_scale": False,
-        "final_dropout_rate": 0.0,
-    },
-    aliases={
-        "hidden_size": "d_model",
-        "num_attention_heads": "encoder_attention_heads",
-    },
-    more=(
-        "decoder_attention_heads",
-        "decoder_ffn_dim",
-        "share_encoder_decoder_embeddings",
-        "tie_word_embeddings",
-    ),
+    ours=OURS
+    | {"norm": "post", "positions": "sinusoidal_halves", "embedding_norm": False},
+    aliases=ALIASES,
+    more=(*OF_DECODER, "share_encoder_decoder_embeddings", "tie_word_embeddings"),
 )
 
 
@@ -169,8 +184,8 @@ def table(model: TransformerConfig, outputs: Outputs) -> list[Entry]:
     return [
         *_embeddings(model, source, target),
         bias,
-        *_stack("encoder"),
-        *_stack("decoder"),
+        *stack("encoder"),
+        *stack("decoder"),
     ]
 
 
@@ -188,7 +203,8 @@ def _embeddings(model: TransformerConfig, source: int, target: int) -> list[Entr
     return entries
 
 
-def _stack(name: str) -> list[Entry]:
+def stack(name: str) -> list[Entry]:
+    """Return the entries of the layers of a stack, "encoder" or "decoder"."""
     ours = f"{name}/layers"
     theirs = f"model.{name}.layers.{{}}"
     attentions = {"self_attention": "self_attn"}
@@ -324,20 +340,15 @@ def _example(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
     return tokens, tokens
 
 
-ARCHITECTURES = (
-    Architecture(
-        "MarianMTModel",
-        "marian",
+def architecture(name: str, model_type: str, **fields: Any) -> Architecture:
+    """Return a class of encoder–decoders whose tables have Marian's names."""
+    return Architecture(
+        name,
+        model_type,
         "sequence_to_sequence",
-        CONFIG,
         module=_module,
-        table=table,
-        head=Translation(),
-        special_ids=special_ids_of,
         around=(False, True),
         example=_example,
-        # Fixed tables of positions, and tables that are tied to others.
-        unused=r"model\.(en|de)coder\.embed_(positions|tokens)\.weight|lm_head\.weight",
         ties={
             "lm_head.weight": "model.shared.weight",
             "model.decoder.embed_tokens.weight": "model.shared.weight",
@@ -345,5 +356,19 @@ ARCHITECTURES = (
         },
         more={"is_encoder_decoder": True},
         generates=generation.RULES | generation.OF_DECODERS | SEARCH,
+        **fields,
+    )
+
+
+ARCHITECTURES = (
+    architecture(
+        "MarianMTModel",
+        "marian",
+        config=CONFIG,
+        table=table,
+        head=Translation(),
+        special_ids=special_ids_of,
+        # Fixed tables of positions, and tables that are tied to others.
+        unused=r"model\.(en|de)coder\.embed_(positions|tokens)\.weight|lm_head\.weight",
     ),
 )

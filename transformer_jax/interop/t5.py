@@ -158,6 +158,7 @@ CONFIG = _T5Map(
         "output_bias": False,
         "scale_scores": False,
         "embedding_scale": False,
+        "embedding_norm": False,
     },
     derived=_derived,
     aliases={

@@ -73,11 +73,14 @@ class Tokens(FrontEnd):
 
     The model creates the parts, because it may share them: source and target can have
     the same embedding. A recurrent model has neither positions nor dropout here.
+    `norm` acts on the sums of embeddings and positions (Devlin et al. 2019, in the
+    authors' code).
     """
 
     embedding: Embedding
     positions: Positions | None = None
     dropout: Dropout | None = None
+    norm: nn.Module | None = None
 
     def __call__(
         self,
@@ -104,9 +107,9 @@ class Tokens(FrontEnd):
         """Map ids (B, T) from `position` on to vectors (B, T, D), without dropout."""
         check_ids(str(self.name), ids, self.embedding.vocab_size)
         x = self.embedding(ids)
-        if self.positions is None:
-            return x
-        return x + self.positions(ids.shape[1], position)
+        if self.positions is not None:
+            x = x + self.positions(ids.shape[1], position)
+        return x if self.norm is None else self.norm(x)
 
     def check_room(self, room: Any) -> None:
         """Raise ValueError if there are fewer than `room` positions."""

@@ -57,6 +57,9 @@ class TransformerConfig(BlockConfig):
     embedding_init: str = "normal"
     # token embeddings are multiplied by √d_model (Section 3.4)
     embedding_scale: bool = True
+    # a norm of the sums of token embeddings and positions, in encoder and decoder, as
+    # in BART (Lewis et al. 2020)
+    embedding_norm: bool = False
     output_scale: bool = False  # the output layer reads vectors divided by √d_model
     final_dropout_rate: float = fields.random(0.0, 0.0)  # on the output of each stack
     # embedding tables are padded to a multiple of this many rows
@@ -178,10 +181,20 @@ class Transformer(nn.Module):
         self.source_positions = self._positions()
         self.target_positions = self._positions()
         self.dropout = layers.Dropout(c.dropout_rate)
+        self.source_norm = self._embedding_norm()
+        self.target_norm = self._embedding_norm()
         self.source = self.front_end or Tokens(
-            self.source_embedding, self.source_positions, self.dropout
+            self.source_embedding,
+            self.source_positions,
+            self.dropout,
+            self.source_norm,
         )
-        self.target = Tokens(self.target_embedding, self.target_positions, self.dropout)
+        self.target = Tokens(
+            self.target_embedding,
+            self.target_positions,
+            self.dropout,
+            self.target_norm,
+        )
         self.encoder = Stack(c, c.num_encoder_layers)
         self.decoder = Stack(c, c.num_decoder_layers, cross=True)
         self.final_dropout = layers.Dropout(c.final_dropout_rate)
@@ -315,6 +328,13 @@ class Transformer(nn.Module):
         return Embedding(
             vocab_size, c.d_model, c.vocab_multiple, c.embedding_init, c.embedding_scale
         )
+
+    @nn.nowrap
+    def _embedding_norm(self) -> nn.Module | None:
+        c = self.config
+        if not c.embedding_norm:
+            return None
+        return layers.NORM_TYPES[c.norm_type](c.norm_epsilon)
 
     @nn.nowrap
     def _positions(self) -> Positions:

@@ -12,16 +12,18 @@ from transformer_jax.tasks.sequence_to_sequence_config import SequenceToSequence
 
 def tokens_of(config: SequenceToSequenceConfig, side: str, column: str) -> Tokens:
     """Return the stream of a column of texts. `side` is "source" or "target"."""
-    joint = config.data.joint_tokenizer
+    data = config.data
+    joint = data.joint_tokenizer
     key = f"{side}_vocab_size"
     return Tokens(
         column,
         "tokenizer.json" if joint else f"tokenizer.{side}.json",
         getattr(config.model, key),
         f"model.{key}",
-        marks=config.data.marks if side == "source" else (),
-        prefixes=config.data.prefixes if side == "source" else (),
-        apart=config.data.apart,
+        marks=data.marks if side == "source" else (),
+        prefixes=data.prefixes if side == "source" else (),
+        apart=data.apart,
+        frame=data.source_frame if side == "source" else data.target_frame,
     )
 
 

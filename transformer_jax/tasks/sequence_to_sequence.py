@@ -450,7 +450,7 @@ class SequenceToSequence(Task):
         "log_probability"}, …]}, best first. There are fewer than `n_best` if the search
         finds no more, e.g. for an empty source.
         """
-        decode = self.corpus.tokenizers["target"].decode
+        decode = self.corpus.tokens("target").text
         ends = self.config.decoding.end_ids
         rows = [
             [

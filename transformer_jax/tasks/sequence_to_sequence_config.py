@@ -170,6 +170,11 @@ class SequenceToSequenceConfig(TextTaskConfig):
                     "make them equal, or set this key to False"
                 ),
             )
+        if self.input.modality != "tokens" and any(data.source_frame):
+            yield (
+                "data.source_frame",
+                f"must be () with input.modality = {self.input.modality!r}",
+            )
         yield from self._problems_of_vectors()
         yield from self._problems_of_captions()
         yield from self._problems_of_scores()
