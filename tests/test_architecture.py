@@ -74,8 +74,10 @@ MAY_IMPORT = {
     "workdir": {"config", "tasks", "training.task"},
     "transfer": {"config", "workdir", "training", "data", "interop"},
     "experiment": {"config", "workdir", "transfer", "training"},
-    "report": {"training"},
     "predictor": {"config", "workdir", "training"},
+    "naming": {"models.layers"},
+    "inside": {"naming", "predictor", "data.batching", "training"},
+    "report": {"inside", "training"},
     # ablations have tasks of their own
     "claims": {
         "config",
@@ -110,7 +112,7 @@ MAY_IMPORT = {
     "exported": set(),
     "verification": {"config", "exporting", "training"},
     "command_line": {"config", "workdir", "tasks", "data", "training"},
-    "__init__": {"predictor", "training.task"},
+    "__init__": {"inside", "predictor", "training.task"},
 }
 
 
@@ -499,6 +501,8 @@ GENERIC_MODULES = (
     "conversion",
     "experiment",
     "predictor",
+    "naming",
+    "inside",
     "exporting",
     "verification",
 )

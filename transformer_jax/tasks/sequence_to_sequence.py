@@ -47,6 +47,8 @@ from transformer_jax.training.metric import LOSS, PERPLEXITY, Metric
 from transformer_jax.training.task import (
     Arrays,
     Axis,
+    Forward,
+    Inspected,
     Mean,
     Outputs,
     Params,
@@ -87,6 +89,15 @@ def teacher_forced(
     return model.hidden(memory, read, target_valid, step), model.head()
 
 
+def teacher_forced_logits(model: EncoderDecoder, *args: Any) -> jax.Array:
+    """Return the logits (B, T, V) of `teacher_forced`.
+
+    Pass it to `model.apply` as the method.
+    """
+    x, head = teacher_forced(model, *args)
+    return head(x)
+
+
 def start(
     model: EncoderDecoder,
     source: jax.Array,
@@ -101,7 +112,7 @@ def start(
     return model.start(model.encode(source, source_valid), room, hypotheses)
 
 
-class SequenceToSequence(Task):
+class SequenceToSequence(Task, Inspected):
     """Prediction of a target text from a source.
 
     A batch holds the ids "source" (B, S) and "target" (B, T), each ending in EOS, their
@@ -321,10 +332,49 @@ class SequenceToSequence(Task):
             "target_length": (ended == 0).sum(axis=1),
         }
 
-    def source_axis(self, batch: Mapping[str, jax.Array]) -> Axis:
-        """Return what the vectors of the memory stand for."""
+    def completed(
+        self, params: Params, batch: Mapping[str, jax.Array]
+    ) -> Mapping[str, jax.Array]:
+        """Return the batch with the model's own output as the target it may lack."""
+        if "target" in batch:
+            return batch
+        step, cache = self.decoder(params, batch, greedy=False)
+        outputs = self.search(step, cache, batch, greedy=False)
+        return self.with_output(batch, outputs)
+
+    def forward(self, params: Params, batch: Mapping[str, jax.Array]) -> Forward:
+        """Return the logits of the target's tokens while the decoder reads it.
+
+        Its first inputs are what the encoder reads, and those of the decoder follow.
+        """
+        begin = self.corpus.special_ids("target").begin
+        target = jnp.asarray(batch["target"])
+        read = shift_right(target, begin)
+        logits = self.model.apply(
+            {"params": params},
+            batch["source"],
+            valid(batch, "source"),
+            read,
+            valid(batch, "target"),
+            method=teacher_forced_logits,
+        )
+        length = batch["target_length"]
+        shown = self.streams["target"].shown
+        inputs = {
+            "source": self.source_axis(batch, stride=1),
+            "target": Axis(read, length, shown),
+        }
+        return Forward(logits, Axis(logits.argmax(axis=-1), length, shown), inputs)
+
+    def source_axis(
+        self, batch: Mapping[str, jax.Array], stride: int | None = None
+    ) -> Axis:
+        """Return what the vectors of the memory stand for, or with a stride of 1, those
+        of the front end.
+        """
         read_by = (self.streams["source"], self.model.front_end)
-        stride = self.config.model.memory_stride
+        if stride is None:
+            stride = self.config.model.memory_stride
         return Axis(
             batch["source"],
             batch["source_length"],
@@ -341,10 +391,7 @@ class SequenceToSequence(Task):
         The ids under "input" are what the decoder reads, and those under "target" are
         what it predicts.
         """
-        if "target" not in batch:
-            step, cache = self.decoder(params, batch, greedy=False)
-            outputs = self.search(step, cache, batch, greedy=False)
-            batch = self.with_output(batch, outputs)
+        batch = self.completed(params, batch)
         begin = self.corpus.special_ids("target").begin
         model = self.model.clone(config=with_weights(self.config.model))
         read = shift_right(jnp.asarray(batch["target"]), begin)
