@@ -9,6 +9,7 @@ differ from those of a compiled model by rounding, and between calls not at all.
 """
 
 import difflib
+import functools
 import inspect
 import re
 import weakref
@@ -249,6 +250,7 @@ class _Model:
         self._params = run.params
         self._columns = run.config.columns
         self._completed = jax.jit(task.completed)
+        self._attributed = jax.jit(self._by_input, static_argnums=2)
         self._known: dict[tuple, _Known] = {}
 
     def batch(self, records: Sequence[Record] | None) -> DeviceArrays:
@@ -367,26 +369,37 @@ class _Model:
                 "the task does not say which vectors its model reads, e.g. because it "
                 "reads each pair of texts in two orders"
             )
-        forward, vectors = self.run(batch, names)
+        matrices, forward = self._attributed(self._params, batch, names)
+        return {name: np.asarray(matrices[name]) for name in names}, forward
+
+    def _by_input(
+        self, params: Any, batch: DeviceArrays, names: tuple[str, ...]
+    ) -> tuple[dict[str, jax.Array], Forward]:
+        """Return gradient × input {name: (B, T, S)} and the result. Compiled."""
+        run = functools.partial(
+            self.known(batch).program.run, (params, batch), whole_loops=True
+        )
+        forward, found = run(names)
+        vectors = {name: found[name].value for name in names}
         chosen = forward.outcomes.ids
 
         def predictions(vectors: dict[str, jax.Array]) -> jax.Array:
             """Return the logits (B, T) of the chosen outcomes."""
-            logits = self.run(batch, replacements=vectors)[0].logits
+            logits = run(replacements=vectors)[0].logits
             logits = logits.reshape(*chosen.shape, -1)
             return jnp.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0]
 
         values, pull = jax.vjp(predictions, vectors)
-        pull = jax.jit(pull)
-        of_positions: list[dict[str, jax.Array]] = []
-        for t in range(chosen.shape[1]):
+
+        def of_position(t: jax.Array) -> dict[str, jax.Array]:
             (gradients,) = pull(jnp.zeros_like(values).at[:, t].set(1))
-            of_positions.append(gradients)
-        matrices = {}
-        for name, x in vectors.items():
-            gradient = np.stack([each[name] for each in of_positions], axis=1)
-            matrices[name] = (gradient * np.asarray(x)[:, None]).sum(axis=-1)
-        return matrices, forward
+            return {
+                name: (gradients[name] * x).astype(jnp.float32).sum(axis=-1)
+                for name, x in vectors.items()
+            }
+
+        by_position = jax.lax.map(of_position, jnp.arange(chosen.shape[1]))
+        return {name: x.swapaxes(0, 1) for name, x in by_position.items()}, forward
 
 
 def matching(name: str, known: Collection[str]) -> list[str]:

@@ -72,6 +72,7 @@ class Program:
         arguments: Sequence[Any],
         names: Collection[str] | None = (),
         replacements: Mapping[str, Replacement] | None = None,
+        whole_loops: bool = False,
     ) -> tuple[Any, dict[str, Found]]:
         """Return what the function returns, and named activations.
 
@@ -81,11 +82,13 @@ class Program:
             replacements: name → an array of the same shape, or a function from the
                 activation to it. The function of a stepwise activation is given that of
                 one position, without axis 1, and the number of the position.
+            whole_loops: True: loops without any of these names remain loops. This is
+                faster to compile, and rounds differently.
 
         Raises:
             UserError: the result of a function has another shape than its argument.
         """
-        walk = _Walk(names, replacements or {})
+        walk = _Walk(names, replacements or {}, whole_loops)
         leaves = [jnp.asarray(x) for x in jax.tree.leaves(tuple(arguments))]
         outputs = walk.through(self._program.jaxpr, self._program.consts, leaves)
         return jax.tree.unflatten(self._outputs, outputs), walk.found()
@@ -122,7 +125,7 @@ class _Namer:
             self._running.pop()
         if not name or (arguments and output is arguments[0]):
             return output
-        return _marked(name, output)
+        return _marked(name, output, module)
 
     def _before(self, module: nn.Module) -> tuple[str, ...]:
         """Return what precedes the path of a module.
@@ -150,23 +153,25 @@ def _is_activation(x: Any) -> bool:
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def _marked(name: str, output: Any) -> Any:
+def _marked(name: str, output: Any, module: nn.Module) -> Any:
     """Return the output of a method with marks on its activations.
 
-    The table of a `Head` is none.
+    Parameters of the module are none, and neither is the table of a `Head`.
     """
+    parameters = jax.tree.leaves(nn.unbox(module.variables.get("params", {})))
     with_paths, structure = jax.tree.flatten_with_path(
         output, is_leaf=lambda x: isinstance(x, Head)
     )
-    count = sum(_is_activation(x) for _, x in with_paths)
+    are_marked = [
+        _is_activation(x) and not any(x is each for each in parameters)
+        for _, x in with_paths
+    ]
     leaves = []
-    for path, x in with_paths:
+    for (path, x), is_marked in zip(with_paths, are_marked, strict=True):
         words = [name]
-        if count > 1:
+        if sum(are_marked) > 1:
             words.append(jax.tree_util.keystr(path, simple=True, separator="/"))
-        if _is_activation(x):
-            x = checkpoint_name(x, MARK + "/".join(words))
-        leaves.append(x)
+        leaves.append(checkpoint_name(x, MARK + "/".join(words)) if is_marked else x)
     return jax.tree.unflatten(structure, leaves)
 
 
@@ -191,10 +196,18 @@ class _Walk:
     """One evaluation of a jaxpr."""
 
     def __init__(
-        self, names: Collection[str] | None, replacements: Mapping[str, Replacement]
+        self,
+        names: Collection[str] | None,
+        replacements: Mapping[str, Replacement],
+        whole_loops: bool,
     ):
         self._names = names
         self._replacements = replacements
+        self._marks: set[str] | None = None  # in loops to enter; None: all
+        if whole_loops and names is not None:
+            self._marks = {
+                pattern(name.partition("#")[0]) for name in {*names, *replacements}
+            }
         # name → number of the position, or None → activation
         self._values: dict[str, dict[int | None, Any]] = collections.defaultdict(dict)
         self._times: collections.Counter[tuple] = collections.Counter()
@@ -236,10 +249,11 @@ class _Walk:
         if name := _name_in(equation):
             return [self._visit(name, given[0])]
         inner = parameters.get("jaxpr")
-        if inner is not None and _has_names(inner):
-            if kind == "scan":
+        marks = set() if inner is None else _names_in(inner)
+        if marks and kind == "scan":
+            if self._marks is None or marks & self._marks:
                 return self._loop(parameters, given)
-            # a call: of `jax.jit` or `jax.checkpoint`
+        elif marks:  # a call: of `jax.jit` or `jax.checkpoint`
             jaxpr = getattr(inner, "jaxpr", inner)
             return self.through(jaxpr, getattr(inner, "consts", ()), given)
         options = equation.primitive.get_bind_params(parameters)
@@ -281,7 +295,10 @@ class _Walk:
                 layer = self._begun[stack] - 1
             name = f"{stack}/{layer}{part}"
         self._times[name, *loops] += 1
-        if (times := self._times[name, *loops]) > 1:
+        times = self._times[name, *loops]
+        if loops:  # an activation of a loop is another one than those before it
+            times += self._times[name,]
+        if times > 1:
             name = f"{name}#{times}"
         position = loops[-1] if loops else None
         if name in self._replacements:
@@ -321,12 +338,13 @@ def _name_in(equation: Any) -> str:
     return str(name).removeprefix(MARK)
 
 
-def _has_names(program: Any) -> bool:
-    """True if a jaxpr, or one inside of it that a `_Walk` enters, has a name."""
+def _names_in(program: Any) -> set[str]:
+    """Return the names in a jaxpr, and in those inside of it that a `_Walk` enters."""
+    names = set()
     for equation in getattr(program, "jaxpr", program).eqns:
-        if _name_in(equation):
-            return True
+        if name := _name_in(equation):
+            names.add(name)
         inner = equation.params.get("jaxpr")
-        if inner is not None and _has_names(inner):
-            return True
-    return False
+        if inner is not None:
+            names |= _names_in(inner)
+    return names
