@@ -222,7 +222,7 @@ class _Walk:
             if None in values:
                 found[name] = Found(values[None], stepwise=False)
             else:
-                in_order = [values[position] for position in sorted(values)]
+                in_order = [values[position] for position in range(len(values))]
                 found[name] = Found(jnp.stack(in_order, axis=1), stepwise=True)
         return found
 
