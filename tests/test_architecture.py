@@ -388,6 +388,7 @@ TESTED_IN = {
         "tasks/test_sequence_to_sequence_captions.py",
         "score",
     ),
+    "tasks/teacher_forcing.py": ("tasks/test_sequence_to_sequence.py", "loss"),
     "tasks/pairs.py": ("tasks/test_sequence_to_sequence.py", "batches"),
     "tasks/labelled_texts.py": ("tasks/test_classification.py", "batches"),
     # parts of what is tested as a whole, against its equations or with real processes
