@@ -1,6 +1,8 @@
 r"""Draw a trained model's attention weights in one HTML file.
 
-The file opens in a browser without a network.
+The file opens in a browser without a network. With --inside, it also shows gradient ×
+input and, for GPT, BERT's pre-training and encoder–decoder Transformers, the logit
+lens.
 
     python scripts/attention_report.py --workdir=runs/dates --input=lines.txt \
         --output=report.html
@@ -22,7 +24,7 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from transformer_jax import command_line
+from transformer_jax import command_line, inside
 from transformer_jax.data.examples import parse_record
 from transformer_jax.data.photographs import read_photograph
 from transformer_jax.errors import UserError
@@ -40,6 +42,11 @@ INPUT = flags.DEFINE_string("input", "-", "text file, or - for stdin")
 OUTPUT = flags.DEFINE_string("output", "report.html", "HTML file to write")
 SENTENCES = flags.DEFINE_integer(
     "sentences", 20, "maximum number of input lines to draw", lower_bound=1
+)
+INSIDE = flags.DEFINE_bool(
+    "inside",
+    False,
+    "also draw gradient × input, and the logit lens of models that have one",
 )
 PICTURES = flags.DEFINE_string(
     "pictures",
@@ -82,13 +89,17 @@ def main(config: ConfigDict) -> None:
     maps = predictor.attention(records)
     if pictures:
         maps = _with_pictures(maps, pictures)
+    described: list[tuple] = [([], None) for _ in records]
+    if INSIDE.value:
+        described = [inside.described(predictor, record) for record in records]
     if processes.is_first():
         titles = [
             record if isinstance(record, str) else record[columns[0]]
             for record in records
         ]
         sentences = [
-            Sentence(title, found) for title, found in zip(titles, maps, strict=True)
+            Sentence(title, [*found, *more], lens)
+            for title, found, (more, lens) in zip(titles, maps, described, strict=True)
         ]
         size = write_report(
             OUTPUT.value, f"Attention: {flags.FLAGS.workdir}", sentences

@@ -74,8 +74,10 @@ MAY_IMPORT = {
     "workdir": {"config", "tasks", "training.task"},
     "transfer": {"config", "workdir", "training", "data", "interop"},
     "experiment": {"config", "workdir", "transfer", "training"},
-    "report": {"training"},
     "predictor": {"config", "workdir", "training"},
+    "naming": {"models.layers"},
+    "inside": {"naming", "predictor", "data.batching", "training"},
+    "report": {"inside", "training"},
     # ablations have tasks of their own
     "claims": {
         "config",
@@ -111,7 +113,7 @@ MAY_IMPORT = {
     "exported": set(),
     "verification": {"config", "exporting", "training"},
     "command_line": {"config", "workdir", "tasks", "data", "training"},
-    "__init__": {"predictor", "training.task"},
+    "__init__": {"inside", "predictor", "training.task"},
 }
 
 
@@ -387,6 +389,7 @@ TESTED_IN = {
         "tasks/test_sequence_to_sequence_captions.py",
         "score",
     ),
+    "tasks/teacher_forcing.py": ("tasks/test_sequence_to_sequence.py", "loss"),
     "tasks/pairs.py": ("tasks/test_sequence_to_sequence.py", "batches"),
     "tasks/labelled_texts.py": ("tasks/test_classification.py", "batches"),
     # parts of what is tested as a whole, against its equations or with real processes
@@ -500,6 +503,8 @@ GENERIC_MODULES = (
     "conversion",
     "experiment",
     "predictor",
+    "naming",
+    "inside",
     "exporting",
     "verification",
     "sweep",

@@ -6,10 +6,24 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from transformer_jax.inside import (
+        activations,
+        capture,
+        gradient_times_input,
+        logit_lens,
+        patch,
+    )
     from transformer_jax.predictor import Predictor
     from transformer_jax.training.task import Task
 
-__all__ = ["load"]
+__all__ = [
+    "activations",
+    "capture",
+    "gradient_times_input",
+    "load",
+    "logit_lens",
+    "patch",
+]
 
 
 def load(
@@ -37,3 +51,12 @@ def load(
     from transformer_jax.predictor import Predictor
 
     return Predictor.load(workdir, overrides or {}, task)
+
+
+def __getattr__(name: str) -> Any:
+    """Return a function of `inside`, which is imported only here: see `load`."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from transformer_jax import inside
+
+    return getattr(inside, name)

@@ -84,8 +84,8 @@ class Predictor:
         ValueError for other records, and for a single record that is not in a list.
         """
         evaluator = self._scorer if scored else self._evaluator
-        checked = _checked(records, self.config.columns)
-        predictions = evaluator.predict(self.params, checked)
+        records = checked(records, self.config.columns)
+        predictions = evaluator.predict(self.params, records)
         if scored:
             return list(predictions)
         return [prediction.get("text", prediction) for prediction in predictions]
@@ -112,7 +112,7 @@ class Predictor:
                 "the predictions of this run are not single texts that grow in pieces: "
                 "use predict, or with a language model decoding.n_best = 1"
             )
-        (record,) = _checked([record], self.config.columns)
+        (record,) = checked([record], self.config.columns)
         shown = ""
         for prediction in self._evaluator.stream(self.params, record, number):
             text = prediction[self.streamed]
@@ -142,7 +142,7 @@ class Predictor:
         A model that generates text is given its own output, or the reference if the
         record has all of `config.columns`.
         """
-        records = _checked(records, self.config.columns)
+        records = checked(records, self.config.columns)
         return self._evaluator.attention(self.params, records) if records else []
 
     @functools.cached_property
@@ -156,7 +156,12 @@ class Predictor:
         return parameters_sha256(self.params)
 
 
-def _checked(records: Iterable[Record], columns: Columns) -> list[Record]:
+def checked(records: Iterable[Record], columns: Columns) -> list[Record]:
+    """Return records as a list.
+
+    Raises:
+        UserError: they are no list of records with the fields of `columns`.
+    """
     if isinstance(records, str | bytes | Mapping):
         raise UserError(
             f"{records!r:.80} is one record, not a list of records: "

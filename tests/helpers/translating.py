@@ -11,7 +11,7 @@ from helpers.parity import check_gradients
 from transformer_jax import decoding, losses
 from transformer_jax.models.stack import Block
 from transformer_jax.models.transformer import Transformer, shift_right
-from transformer_jax.tasks.sequence_to_sequence import start, teacher_forced
+from transformer_jax.tasks.teacher_forcing import start, teacher_forced
 
 B, S, T = 5, 13, 11
 SOURCE_VALID = np.arange(S) < np.array([13, 7, 3, 1, 5])[:, None]

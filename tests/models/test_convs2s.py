@@ -24,7 +24,7 @@ from transformer_jax.models.convs2s import (
 )
 from transformer_jax.models.convs2s_config import ConvS2SConfig
 from transformer_jax.models.layers import Dropout
-from transformer_jax.tasks.sequence_to_sequence import start, teacher_forced
+from transformer_jax.tasks.teacher_forcing import start, teacher_forced
 
 SOURCE = np.array([[3, 4, 5, 6, 7], [8, 9, 10, 0, 0]])
 TARGET = np.array([[1, 4, 5, 6], [1, 5, 6, 0]])

@@ -12,7 +12,7 @@ from helpers import oracle
 from helpers.small_models import MODELS, PAIRS
 from transformer_jax.models import EncoderDecoder, Transformer
 from transformer_jax.models.stack import unstack_layers
-from transformer_jax.tasks.sequence_to_sequence import start, teacher_forced
+from transformer_jax.tasks.teacher_forcing import start, teacher_forced
 
 B, S, T, J, V = 2, 5, 4, 3, 11
 METHODS = [name for name in vars(EncoderDecoder) if not name.startswith("_")]

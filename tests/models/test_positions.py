@@ -35,7 +35,7 @@ from transformer_jax.models.positions import (
     sinusoidal_positions,
 )
 from transformer_jax.models.transformer import Memory, Transformer, TransformerConfig
-from transformer_jax.tasks.sequence_to_sequence import start
+from transformer_jax.tasks.teacher_forcing import start
 
 # of `MultiHeadAttention` alone; the bias belongs to a stack
 OF_ONE_ATTENTION = [kind for kind in IN_ATTENTION if kind != "relative_bias"]

@@ -16,7 +16,7 @@ from helpers.closed_forms import forward_flops, num_parameters
 from transformer_jax.models import counting
 from transformer_jax.models.recurrent import RecurrentSeq2Seq
 from transformer_jax.models.recurrent_config import RecurrentConfig
-from transformer_jax.tasks.sequence_to_sequence import start, teacher_forced
+from transformer_jax.tasks.teacher_forcing import start, teacher_forced
 
 SOURCE = np.array([[3, 4, 5, 6, 7], [8, 9, 10, 0, 0]])
 

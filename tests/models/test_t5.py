@@ -16,7 +16,7 @@ from helpers.papers import T5
 from transformer_jax.models.stack import Stack
 from transformer_jax.models.t5 import COMMON, SIZES, VERSIONS, dropout, t5
 from transformer_jax.models.transformer import Transformer, TransformerConfig
-from transformer_jax.tasks.sequence_to_sequence import start
+from transformer_jax.tasks.teacher_forcing import start
 
 B, S, T = 3, 13, 11
 SMALL = {

@@ -24,7 +24,7 @@ from transformer_jax.models.transformer import (
     annotated,
     shift_right,
 )
-from transformer_jax.tasks.sequence_to_sequence import start
+from transformer_jax.tasks.teacher_forcing import start
 
 B, T, S = 5, 11, 13
 TINY = TransformerConfig(

@@ -12,6 +12,7 @@ import zlib
 import numpy as np
 import pytest
 
+from transformer_jax.inside import Lens
 from transformer_jax.report.attention import (
     Sentence,
     entropy,
@@ -92,6 +93,29 @@ def test_the_texts_are_shown_once_each(tmp_path):
 def content(page):
     text = re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1]
     return json.loads(text)
+
+
+def test_weights_with_signs_and_a_lens_are_in_the_file(tmp_path):
+    plain = some_map()
+    signs = np.array([[1, -1, 1], [-1, 1, -1]])
+    signed = plain._replace(weights=plain.weights * signs, signed=True)
+    outcomes = [[["a", EVIL], ["b", "c"]]]
+    chances = np.array([[[0.75, 0.1234567], [0.5, 0.25]]])
+    lens = Lens(["input"], ["x", EVIL], outcomes, chances)
+    write_report(tmp_path / "report.html", "t", [Sentence("s", [signed, plain], lens)])
+    (sentence,) = content((tmp_path / "report.html").read_text())["sentences"]
+    drawn, without_signs = sentence["maps"]
+    assert (drawn["signed"], without_signs["signed"]) == (True, False)
+    stored = np.frombuffer(
+        zlib.decompress(base64.b64decode(drawn["weights"])), np.uint8
+    ).reshape(2, 3, 2, 3)
+    np.testing.assert_allclose(2 * (stored / 255) - 1, signed.weights, atol=1.01 / 255)
+    assert sentence["lens"] == {
+        "layers": ["input"],
+        "positions": ["x", EVIL],
+        "outcomes": outcomes,
+        "probabilities": [[[0.75, 0.123], [0.5, 0.25]]],
+    }
 
 
 def test_pictures_of_keys_are_in_the_file_once_each(tmp_path):

@@ -12,6 +12,7 @@ from transformer_jax.data.streams import Frames, Grid
 from transformer_jax.training.task import (
     Columns,
     Growing,
+    Inspected,
     Mean,
     Scoring,
     Task,
@@ -26,10 +27,17 @@ MEMBERS = {
 }
 GROWING = {"piece", "growing", "grow", "unfinished"}
 SCORING = {"scorer"}
+INSPECTED = {"network", "completed", "forward"}
 
 
 @pytest.mark.parametrize(
-    ("interface", "members"), [(Task, MEMBERS), (Growing, GROWING), (Scoring, SCORING)]
+    ("interface", "members"),
+    [
+        (Task, MEMBERS),
+        (Growing, GROWING),
+        (Scoring, SCORING),
+        (Inspected, INSPECTED),
+    ],
 )
 def test_the_interface_does_not_grow(interface, members):
     declared = {*vars(interface), *vars(interface).get("__annotations__", {})}

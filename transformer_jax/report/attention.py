@@ -1,5 +1,5 @@
-"""Write attention weights to one HTML file that needs neither a network nor a
-server.
+"""Write attention weights, gradient × input and a logit lens to one HTML file that
+needs neither a network nor a server.
 """
 
 import base64
@@ -10,24 +10,28 @@ import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
 from transformer_jax import files
 from transformer_jax.errors import UserError
+from transformer_jax.inside import Lens
 from transformer_jax.training.evaluation import AttentionMap
 from transformer_jax.training.task import Picture
 
 
 class Sentence(NamedTuple):
-    """The attention maps of one sentence, and the name under which the report lists
-    them.
+    """What the report shows of one sentence, and the name under which it lists it.
+
+    maps: attention weights and gradient × input.
+    lens: the logit lens, or None.
     """
 
     name: str
     maps: Sequence[AttentionMap]
+    lens: Lens | None = None
 
 
 def entropy(weights: np.ndarray) -> np.ndarray:
@@ -114,15 +118,22 @@ def _entropies(weights: np.ndarray) -> list[list[float | None]]:
     return np.round(entropy(weights), 3).tolist()
 
 
+def _content_of(lens: Lens | None) -> dict[str, Any] | None:
+    """Return a lens for the file."""
+    if lens is None:
+        return None
+    return lens._asdict() | {"probabilities": np.round(lens.probabilities, 3).tolist()}
+
+
 def write_report(
     path: epath.PathLike, title: str, sentences: Sequence[Sentence]
 ) -> int:
     """Write the report and return its size in bytes.
 
     The report shows each text above the weights of its tokens, and where keys have a
-    picture, the weights of each query on it. Weights are rounded to
-    multiples of 1 / 255 and compressed; entropies are computed from the exact weights,
-    of maps in which the weights of a query add up to 1.
+    picture, the weights of each query on it. Weights are rounded to multiples of
+    1 / 255, or of 2 / 255 if they have signs, and compressed; entropies are computed
+    from the exact weights, of maps in which the weights of a query add up to 1.
     Twenty sentences of 30 tokens with six layers of eight heads take about a megabyte.
 
     Raises ValueError if the weights do not match their tokens or are not finite, if
@@ -139,7 +150,7 @@ def write_report(
                 "use a model with attention"
             )
         maps = []
-        for name, rows, columns, weights, texts, picture in sentence.maps:
+        for name, rows, columns, weights, texts, picture, signed in sentence.maps:
             if not weights.size:
                 raise UserError(
                     f"{name} of {sentence.name!r} has shape {weights.shape}: "
@@ -155,7 +166,8 @@ def write_report(
                     f"{name} of {sentence.name!r}: some weights are not finite; "
                     "use another checkpoint"
                 )
-            stored = np.round(255 * np.clip(weights, 0, 1)).astype(np.uint8)
+            shares = (weights + 1) / 2 if signed else weights
+            stored = np.round(255 * np.clip(shares, 0, 1)).astype(np.uint8)
             maps.append(
                 {
                     "name": name,
@@ -171,9 +183,11 @@ def write_report(
                     ),
                     "picture": _rectangle(picture, images),
                     "entropy": _entropies(weights),
+                    "signed": signed,
                 }
             )
-        shown.append({"name": sentence.name, "maps": maps})
+        lens = _content_of(sentence.lens)
+        shown.append({"name": sentence.name, "maps": maps, "lens": lens})
     # A script element is read verbatim up to its closing tag, so the data must not
     # contain "<".
     content = {"title": title, "sentences": shown, "images": list(images)}

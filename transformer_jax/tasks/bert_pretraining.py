@@ -34,6 +34,7 @@ from transformer_jax.training.task import (
     Arrays,
     DeviceArrays,
     GivenTable,
+    Inspected,
     Mean,
     Means,
     Outputs,
@@ -123,7 +124,21 @@ class PretrainingConfig(text.TextTaskConfig):
                 )
 
 
-class BertPretraining(Task, Scoring):
+def masked_lm_logits(
+    model: Pretraining,
+    tokens: jax.Array,
+    valid: jax.Array,
+    segments: jax.Array | None,
+) -> jax.Array:
+    """Return the logits of the head of masked tokens at all positions (B, T, V).
+
+    Pass it to `model.apply` as the method.
+    """
+    vectors, head, _ = model(tokens, valid, segments)
+    return head(vectors)
+
+
+class BertPretraining(Task, Scoring, Inspected):
     """Prediction of masked tokens, and of whether one segment follows another.
 
     A batch holds the arrays of `data.masking.document_batches`. A causal model predicts
@@ -146,7 +161,13 @@ class BertPretraining(Task, Scoring):
         self.model = Pretraining(config.model)
         self.shown = text.shown_by(corpus)
         arrange = text.segmented if config.model.has_segments else text.unsegmented
-        network = text.Network(self.model, self.shown, arrange)
+        network = text.Network(
+            self.model,
+            self.shown,
+            arrange,
+            outcomes=self.shown,
+            logits=masked_lm_logits,
+        )
         super().__init__(config, corpus, network)
 
     def _forward(

@@ -28,6 +28,7 @@ from transformer_jax.training.task import (
     Columns,
     DeviceArrays,
     Inherited,
+    Inspected,
     Mean,
     Means,
     Outputs,
@@ -99,7 +100,7 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
-class Classification(Task):
+class Classification(Task, Inspected):
     """Assignment of one of several labels, trained by cross-entropy.
 
     See `LabelledTexts` for its batches.
@@ -117,6 +118,7 @@ class Classification(Task):
         corpus = labelled_texts.make_corpus(config, workdir)
         labels = Labels(config.data.labels)
         network = classifier(backbone, corpus, len(labels.names))
+        network = dataclasses.replace(network, outcomes=text.named(labels.names))
         super().__init__(config, corpus, network)
         self.backbone = backbone
         self.labels = labels

@@ -46,6 +46,8 @@ from transformer_jax.training.task import (
     Config,
     DeviceArrays,
     EvaluationConfig,
+    Forward,
+    Inspected,
     Means,
     Outputs,
     Params,
@@ -185,7 +187,7 @@ class DenoisingConfig(Config):
         yield from self.of_pairs.advice()
 
 
-class Denoising(Task):
+class Denoising(Task, Inspected):
     """Prediction of what is missing in a text, or of the whole text.
 
     A batch is that of `SequenceToSequence`, see `data.denoising.denoising_batches`. In
@@ -224,6 +226,14 @@ class Denoising(Task):
     def attention(self, params: Params, batch: DeviceArrays) -> Attention:
         """See `SequenceToSequence.attention`."""
         return self.pairs.attention(params, batch)
+
+    def completed(self, params: Params, batch: DeviceArrays) -> DeviceArrays:
+        """See `SequenceToSequence.completed`."""
+        return self.pairs.completed(params, batch)
+
+    def forward(self, params: Params, batch: DeviceArrays) -> Forward:
+        """See `SequenceToSequence.forward`."""
+        return self.pairs.forward(params, batch)
 
     def checks(self, params: Params, batch: DeviceArrays) -> Mapping[str, float]:
         """See `SequenceToSequence.checks`."""

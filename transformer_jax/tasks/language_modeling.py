@@ -38,6 +38,7 @@ from transformer_jax.training.task import (
     DeviceArrays,
     GivenTable,
     Growing,
+    Inspected,
     Mean,
     Means,
     Outputs,
@@ -114,7 +115,7 @@ def _piece(written: Continuations, rows: int) -> Piece:
     return Piece(outputs, state=written)
 
 
-class LanguageModeling(Task, Growing, Scoring):
+class LanguageModeling(Task, Growing, Scoring, Inspected):
     """Prediction of the next token.
 
     A batch holds the arrays of `data.running_text.text_batches`. One of prompts, which
@@ -135,7 +136,8 @@ class LanguageModeling(Task, Growing, Scoring):
         corpus = text.make_corpus(config, streams, workdir, sources.text_file)
         self.model = ARCHITECTURES[config.model.architecture](config.model)
         self.shown = text.shown_by(corpus)
-        super().__init__(config, corpus, text.Network(self.model, self.shown))
+        network = text.Network(self.model, self.shown, outcomes=self.shown)
+        super().__init__(config, corpus, network)
         self.texts = ContinuedTexts(corpus, options)
         self.piece = PIECE if options.stop_strings else options.max_extra
         self.growing = "continuation" if options.n_best == 1 else ""

@@ -33,6 +33,7 @@ from transformer_jax.training.task import (
     Columns,
     DeviceArrays,
     Inherited,
+    Inspected,
     Mean,
     Means,
     Outputs,
@@ -105,7 +106,7 @@ def best_spans(
     return scores.max(axis=1), first, jnp.where(reached, end, -jnp.inf).argmax(axis=1)
 
 
-class QuestionAnswering(Task):
+class QuestionAnswering(Task, Inspected):
     """Prediction of the first and the last token of the answer.
 
     An example has a row for each window of its context, [CLS] question [SEP] window

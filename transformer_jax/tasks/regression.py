@@ -29,6 +29,7 @@ from transformer_jax.training.task import (
     Columns,
     DeviceArrays,
     Inherited,
+    Inspected,
     Mean,
     Means,
     Outputs,
@@ -65,7 +66,7 @@ class RegressionConfig(FineTuningTaskConfig):
         yield from labelled_texts.pair_problems(self)
 
 
-class Regression(Task):
+class Regression(Task, Inspected):
     """Prediction of a number, trained by the squared error.
 
     See `LabelledTexts` for its batches.

@@ -24,10 +24,8 @@ from transformer_jax.data.streams import Stream
 from transformer_jax.decoding.stopping import before_end
 from transformer_jax.errors import UserError
 from transformer_jax.files import one_line
-from transformer_jax.models.caches import Cache, repeat_rows
+from transformer_jax.models.caches import Cache
 from transformer_jax.models.convs2s import ConvS2S
-from transformer_jax.models.encoder_decoder import EncoderDecoder
-from transformer_jax.models.layers import Head
 from transformer_jax.models.recurrent import RecurrentSeq2Seq
 from transformer_jax.models.stack import unstack_layers
 from transformer_jax.models.transformer import Transformer, shift_right
@@ -42,11 +40,14 @@ from transformer_jax.tasks.sequence_to_sequence_config import (
     SEVERAL_REFERENCES,
     SequenceToSequenceConfig,
 )
+from transformer_jax.tasks.teacher_forcing import start, teacher_forced
 from transformer_jax.tasks.text import cache_and_causality, valid, with_weights
 from transformer_jax.training.metric import LOSS, PERPLEXITY, Metric
 from transformer_jax.training.task import (
     Arrays,
     Axis,
+    Forward,
+    Inspected,
     Mean,
     Outputs,
     Params,
@@ -66,42 +67,7 @@ ARCHITECTURES: dict[str, Any] = {
 }
 
 
-def teacher_forced(
-    model: EncoderDecoder,
-    source: jax.Array,
-    source_valid: jax.Array,
-    read: jax.Array,
-    target_valid: jax.Array | None = None,
-    step: jax.Array | int = 0,
-) -> tuple[jax.Array, Head]:
-    """Return the decoder's output (B, T, D) if it reads ids (B, T), and the head that
-    maps it to logits.
-
-    The source may have fewer rows, B / R. Then R adjacent rows of ids share one.
-
-    Pass it to `model.apply` as the method.
-    """
-    memory = model.encode(source, source_valid)
-    if read.shape[0] > source.shape[0]:
-        memory = repeat_rows(memory, read.shape[0] // source.shape[0])
-    return model.hidden(memory, read, target_valid, step), model.head()
-
-
-def start(
-    model: EncoderDecoder,
-    source: jax.Array,
-    source_valid: jax.Array,
-    room: int,
-    hypotheses: int = 1,
-) -> Cache:
-    """Encode the source and return `EncoderDecoder.start` of its memory.
-
-    Pass it to `model.apply` as the method.
-    """
-    return model.start(model.encode(source, source_valid), room, hypotheses)
-
-
-class SequenceToSequence(Task):
+class SequenceToSequence(Task, Inspected):
     """Prediction of a target text from a source.
 
     A batch holds the ids "source" (B, S) and "target" (B, T), each ending in EOS, their
@@ -321,10 +287,67 @@ class SequenceToSequence(Task):
             "target_length": (ended == 0).sum(axis=1),
         }
 
-    def source_axis(self, batch: Mapping[str, jax.Array]) -> Axis:
-        """Return what the vectors of the memory stand for."""
+    def completed(
+        self, params: Params, batch: Mapping[str, jax.Array]
+    ) -> Mapping[str, jax.Array]:
+        """Return the batch with the model's own output as the target it may lack."""
+        if "target" in batch:
+            return batch
+        step, cache = self.decoder(params, batch, greedy=False)
+        outputs = self.search(step, cache, batch, greedy=False)
+        return self.with_output(batch, outputs)
+
+    def forward(self, params: Params, batch: Mapping[str, jax.Array]) -> Forward:
+        """Return the logits of the target's tokens while the decoder reads it.
+
+        Its first inputs are what the encoder reads, and those of the decoder follow.
+        """
+        (x, head), axes = self._teacher_forced(self.model, params, batch)
+        logits = head(x)
+        chosen = Axis(
+            logits.argmax(axis=-1), axes["target"].lengths, axes["target"].shown
+        )
+        inputs = {"source": self.source_axis(batch, stride=1), "target": axes["input"]}
+        return Forward(logits, chosen, inputs)
+
+    def _teacher_forced(
+        self,
+        model: Any,
+        params: Params,
+        batch: Mapping[str, jax.Array],
+        **options: Any,
+    ) -> tuple[Any, dict[str, Axis]]:
+        """Return what `teacher_forced` returns for the target of a batch, and the
+        positions of what the decoder reads and predicts, see `attention`.
+        """
+        begin = self.corpus.special_ids("target").begin
+        read = shift_right(jnp.asarray(batch["target"]), begin)
+        output = model.apply(
+            {"params": params},
+            batch["source"],
+            valid(batch, "source"),
+            read,
+            valid(batch, "target"),
+            method=teacher_forced,
+            **options,
+        )
+        length = batch["target_length"]
+        shown = self.streams["target"].shown
+        axes = {
+            "target": Axis(batch["target"], length, shown),
+            "input": Axis(read, length, shown),
+        }
+        return output, axes
+
+    def source_axis(
+        self, batch: Mapping[str, jax.Array], stride: int | None = None
+    ) -> Axis:
+        """Return what the vectors of the memory stand for, or with a stride of 1, those
+        of the front end.
+        """
         read_by = (self.streams["source"], self.model.front_end)
-        stride = self.config.model.memory_stride
+        if stride is None:
+            stride = self.config.model.memory_stride
         return Axis(
             batch["source"],
             batch["source_length"],
@@ -341,29 +364,12 @@ class SequenceToSequence(Task):
         The ids under "input" are what the decoder reads, and those under "target" are
         what it predicts.
         """
-        if "target" not in batch:
-            step, cache = self.decoder(params, batch, greedy=False)
-            outputs = self.search(step, cache, batch, greedy=False)
-            batch = self.with_output(batch, outputs)
-        begin = self.corpus.special_ids("target").begin
+        batch = self.completed(params, batch)
         model = self.model.clone(config=with_weights(self.config.model))
-        read = shift_right(jnp.asarray(batch["target"]), begin)
-        _, sown = model.apply(
-            {"params": params},
-            batch["source"],
-            valid(batch, "source"),
-            read,
-            valid(batch, "target"),
-            method=teacher_forced,
-            mutable="intermediates",
+        (_, sown), axes = self._teacher_forced(
+            model, params, batch, mutable="intermediates"
         )
-        length = batch["target_length"]
-        target = self.streams["target"].shown
-        axes = {
-            "source": self.source_axis(batch),
-            "target": Axis(batch["target"], length, target),
-            "input": Axis(read, length, target),
-        }
+        axes = {"source": self.source_axis(batch)} | axes
         return model.attention_maps(sown["intermediates"]), axes
 
     # On the host.

@@ -32,6 +32,7 @@ from transformer_jax.training.task import (
     Columns,
     DeviceArrays,
     Inherited,
+    Inspected,
     Mean,
     Means,
     Outputs,
@@ -117,7 +118,7 @@ def read_tags(
     return sentences
 
 
-class Tagging(Task):
+class Tagging(Task, Inspected):
     """Prediction of a tag for each word from the vector of its first subword.
 
     Differs: The paper adds as much context from the document as fits. Here, every
@@ -146,7 +147,9 @@ class Tagging(Task):
         )
         features = config.fine_tuning.feature_layers
         model = TokenClassifier(config.model, len(tags), features)
-        super().__init__(config, corpus, fine_tuned(config.backbone, model, corpus))
+        network = fine_tuned(config.backbone, model, corpus)
+        network = dataclasses.replace(network, outcomes=text.named(tags))
+        super().__init__(config, corpus, network)
         self.tags = tags
 
     def _means(self, logits: jax.Array, batch: DeviceArrays) -> Means:

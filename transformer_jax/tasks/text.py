@@ -21,6 +21,7 @@ from transformer_jax.training.task import (
     Axis,
     Config,
     DeviceArrays,
+    Forward,
     Params,
     Shown,
     check_rows,
@@ -130,12 +131,16 @@ class Network:
     arrange: the function from a batch and its validity (B, T) to the arguments of the
         model.
     views: the number of rows that the model reads for each row of a batch.
+    outcomes: the function from numbers of outcomes to their names. None: the numbers.
+    logits: the method of the model that returns logits. None: the model itself.
     """
 
     model: nn.Module
     shown: Shown
     arrange: Callable[[DeviceArrays, jax.Array], tuple[Any, ...]] = segmented
     views: int = 1
+    outcomes: Shown | None = None
+    logits: Callable[..., Any] | None = None
 
     def init(self, key: jax.Array) -> Params:
         """Return new parameters."""
@@ -172,8 +177,37 @@ class Network:
         axis = Axis(batch["text"], batch["text_length"], self.shown)
         return maps, {"text": axis}
 
+    def forward(self, params: Params, batch: DeviceArrays) -> Forward:
+        """Return what `Inspected.forward` returns.
+
+        The two views of a pair are not told apart, so they are no inputs.
+        """
+        logits = self.output(params, batch, method=self.logits)
+        lengths = batch["text_length"]
+        axis = Axis(batch["text"], lengths, self.shown)
+        chosen = logits.argmax(axis=-1)
+        if logits.ndim == 2:
+            chosen = chosen[:, None]
+            lengths = jnp.ones_like(lengths)
+        outcomes = Axis(chosen, lengths, self.outcomes or numbered)
+        return Forward(logits, outcomes, {"embedding": axis} if self.views == 1 else {})
+
 
 # What people see of a batch.
+
+
+def numbered(numbers: np.ndarray) -> tuple[list[str], str]:
+    """Return the numbers of outcomes as their names, and no text."""
+    return [str(number) for number in numbers], ""
+
+
+def named(names: Sequence[str]) -> Shown:
+    """Return the function from numbers of outcomes to their names, and no text."""
+
+    def shown(numbers: np.ndarray) -> tuple[list[str], str]:
+        return [names[number] for number in numbers], ""
+
+    return shown
 
 
 def shown_by(corpus: Corpus, stream: str = "text") -> Shown:

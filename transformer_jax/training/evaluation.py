@@ -64,6 +64,7 @@ class AttentionMap(NamedTuple):
     # of queries and keys by name, e.g. "source"; "" for what is no text
     texts: Mapping[str, str] = types.MappingProxyType({})
     picture: Picture | None = None  # of the keys
+    signed: bool = False  # the weights may be negative, and are from -1 to 1
 
 
 class Evaluator:

@@ -161,14 +161,31 @@ class Axis:
 Attention = tuple[dict[tuple[str, str, str], jax.Array], dict[str, Axis]]
 
 
+class Forward(NamedTuple):
+    """The result of one pass of a model over a batch, without dropout.
+
+    logits: (B, T, V) for each position, or (B, V) for each row.
+    outcomes: the most probable of the V outcomes at each position, or one for each row.
+    inputs: for each sequence that the model reads, the end of the name (see `naming`)
+        of its vectors before the first layer → what they stand for. The name may go on
+        with "_embedding" or "/embed". The last ones are at the positions of the logits.
+    """
+
+    logits: jax.Array
+    outcomes: Axis
+    inputs: dict[str, Axis]
+
+
 class Network(Protocol):
-    """A model, and how it is called: what `Task.init` and `Task.attention` return by
-    default.
+    """A model, and how it is called: what `Task.init`, `Task.attention` and
+    `Inspected.forward` return by default.
     """
 
     def init(self, key: jax.Array) -> Params: ...
 
     def attention(self, params: Params, batch: DeviceArrays) -> Attention: ...
+
+    def forward(self, params: Params, batch: DeviceArrays) -> Forward: ...
 
 
 class GivenTable(Protocol):
@@ -693,3 +710,24 @@ class Scoring(ABC):
 
         Its predictions have the fields of `data.scoring.score`.
         """
+
+
+class Inspected:
+    """Further members of a task whose model can be looked into, see `inside`."""
+
+    network: Any
+
+    def completed(self, params: Params, batch: DeviceArrays) -> DeviceArrays:
+        """Return the batch with what `forward` reads and records may lack, e.g. the
+        model's own output as the target. Runs on the device.
+
+        By default, nothing is lacking.
+        """
+        return batch
+
+    def forward(self, params: Params, batch: DeviceArrays) -> Forward:
+        """Return the result of one pass over a batch. Runs on the device.
+
+        The default asks the network.
+        """
+        return self.network.forward(params, batch)
