@@ -1,11 +1,15 @@
-"""Make a workdir of a Hugging Face folder, and a Hugging Face folder of a workdir."""
+"""Make a workdir of a Hugging Face folder, and a Hugging Face folder of a workdir;
+the same with adapters of PEFT.
+"""
 
 import logging
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from etils import epath
+from flax import traverse_util
 from ml_collections import ConfigDict
 
 from transformer_jax import files, transfer
@@ -13,19 +17,24 @@ from transformer_jax import workdir as workdirs
 from transformer_jax.config import ConfigError, defaults, make_task, parse
 from transformer_jax.data import sentencepiece, tokenizer_files
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
-from transformer_jax.interop import huggingface
+from transformer_jax.interop import huggingface, peft
 from transformer_jax.interop.architecture import Architecture
+from transformer_jax.interop.layouts import listing
 from transformer_jax.predictor import Predictor
-from transformer_jax.training import lock
+from transformer_jax.training import lock, lora
 from transformer_jax.training.checkpoint import Checkpoints
+from transformer_jax.training.evaluation import restore_trained
 from transformer_jax.training.initialization import TrainState, initial_parameters
+from transformer_jax.training.lora import form_of
 from transformer_jax.training.sharding import make_mesh
+from transformer_jax.training.task import Config, Params
 
 log = logging.getLogger(__name__)
 
 
-def config_for(folder: str) -> ConfigDict:
-    """Return the config of a run whose model is in a Hugging Face folder.
+def config_for(folder: str, adapter: str = "") -> ConfigDict:
+    """Return the config of a run whose model is in a Hugging Face folder, with LoRA if
+    there is the folder of an adapter of PEFT.
 
     Its data.directory is yet to be named.
 
@@ -53,12 +62,34 @@ def config_for(folder: str) -> ConfigDict:
         config.update_from_flattened_dict(
             {architecture.begins: tokenizer_files.begins(folder)}
         )
+    if adapter:
+        config.lora.update(_lora_keys(config, adapter))
     return config
 
 
-def to_workdir(config: ConfigDict, workdir: epath.PathLike) -> None:
-    """Write the model in the Hugging Face folder `config.init_from` to a new workdir,
-    as a checkpoint at step 0.
+def _adapter(folder: str, adapter: str, model: Any = None) -> peft.Adapter:
+    """Read an adapter for the model in a Hugging Face folder."""
+    base = huggingface.read(folder, model)
+    return peft.read(adapter, base.architecture, base.table)
+
+
+def _lora_keys(config: ConfigDict, adapter: str) -> dict[str, Any]:
+    """Return the keys of LoRA that an adapter needs."""
+    read = _adapter(config.init_from, adapter)
+    heads = parse(config).inherited.outputs
+    paths = [path for path in read.whole if path.partition("/")[0] not in heads]
+    modules = dict.fromkeys(path.rpartition("/")[0] for path in paths)
+    return {
+        "rank": read.rank,
+        "alpha": read.alpha,
+        "targets": tuple(read.factors),
+        "fully_trained": tuple(modules),
+    }
+
+
+def to_workdir(config: ConfigDict, workdir: epath.PathLike, adapter: str = "") -> None:
+    """Write the model in the Hugging Face folder `config.init_from`, with an adapter if
+    one is named, to a new workdir, as a checkpoint at step 0.
 
     `config` comes from `config_for`. Parameters that the folder lacks, e.g. a head that
     its class does not have, have random values; the log names them.
@@ -76,7 +107,11 @@ def to_workdir(config: ConfigDict, workdir: epath.PathLike) -> None:
         workdirs.claim(workdir, config)
         fresh = initial_parameters(task, mesh)
         params = transfer.merge(task, source, fresh, as_is=True)
-        state = TrainState(jnp.zeros((), jnp.int32), params, ())
+        form = form_of(task.config, jax.eval_shape(task.init, jax.random.key(0)))
+        trained, base = form.split(params, jax.random.key(0))
+        if adapter:
+            trained = _adapted(task.config, trained, adapter)
+        state = TrainState(jnp.zeros((), jnp.int32), trained, (), base=base)
         checkpoints = Checkpoints(
             workdir / "checkpoints", task.config.checkpoint, task.metrics
         )
@@ -88,6 +123,76 @@ def to_workdir(config: ConfigDict, workdir: epath.PathLike) -> None:
         checkpoints.save(0, state, meta)
         checkpoints.close()
     log.info("%s is a workdir with the task %s", workdir, config.task)
+
+
+def _adapted(config: Config, fresh: Params, adapter: str) -> Params:
+    """Return the trained parameters of LoRA with the values of an adapter.
+
+    Raises ConfigError if config.lora does not describe it.
+    """
+    read = _adapter(config.init_from, adapter, config.model)
+    flat = traverse_util.flatten_dict(fresh, sep="/")
+    values = dict(read.whole)
+    for module, (a, b) in read.factors.items():
+        values |= {f"{module}/{lora.A}": a, f"{module}/{lora.B}": b}
+    wanted = {path for path in flat if path.endswith((lora.A, lora.B))}
+    wrong = sorted(wanted ^ {path for path in values if path not in read.whole})
+    wrong += [
+        f"{path}: {values[path].shape} there, {flat[path].shape} here"
+        for path in sorted(values.keys() & flat.keys())
+        if values[path].shape != flat[path].shape
+    ]
+    if wrong or read.alpha != config.lora.alpha:
+        title = (
+            f"{adapter} has r = {read.rank}, α = {read.alpha:g} and other weights than "
+            "config.lora: leave out --config.lora.…"
+        )
+        raise ConfigError(listing(title, wrong))
+    merged = {
+        path: jax.device_put(values.get(path, x), x.sharding)
+        for path, x in flat.items()
+    }
+    return traverse_util.unflatten_dict(merged, sep="/")
+
+
+def to_adapter(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:
+    """Write what LoRA has trained to a new folder, as an adapter of PEFT.
+
+    Raises ValueError if the run has no LoRA, PEFT has no such adapter, or the folder
+    holds one or cannot be written.
+    """
+    workdir = workdirs.path_of(workdir)
+    workdirs.check_model(workdir, config)
+    parsed = parse(config)
+    if not parsed.lora.rank:
+        raise ConfigError(
+            f"{workdir} was trained without LoRA: write the whole model instead, with "
+            "--to_huggingface"
+        )
+    task = make_task(parsed, workdir)
+    checkpoints = Checkpoints(workdir / "checkpoints", parsed.checkpoint, task.metrics)
+    mesh = make_mesh(parsed.mesh)
+    step, trained = restore_trained(task, checkpoints, parsed.evaluation, mesh)
+    flat = traverse_util.flatten_dict(trained, sep="/")
+    modules = [
+        path.removesuffix(f"/{lora.A}") for path in flat if path.endswith(lora.A)
+    ]
+    factors = {
+        module: (flat.pop(f"{module}/{lora.A}"), flat.pop(f"{module}/{lora.B}"))
+        for module in modules
+    }
+    adapter = peft.Adapter(parsed.lora.rank, parsed.lora.alpha, factors, flat)
+    architecture, _, table = huggingface.counterpart(
+        config.task, parsed.model, _flat(config.to_dict())
+    )
+    peft.write(folder, adapter, architecture, table, config.init_from)
+    log.info(
+        "%s is an adapter of PEFT for the %s in %s, of step %d",
+        folder,
+        architecture.name,
+        config.init_from,
+        step,
+    )
 
 
 def to_folder(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:

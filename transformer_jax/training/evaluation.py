@@ -328,7 +328,24 @@ def restore_parameters(
     """Return (step, parameters of the model) of the checkpoint that `config` selects;
     for an average, the step is the newest one.
 
-    With LoRA, averages are those of what is trained, e.g. of A and B.
+    Raises the errors of `restore_trained`.
+    """
+    step, trained = restore_trained(task, checkpoints, config, mesh)
+    boxed = jax.eval_shape(task.init, jax.random.key(0))
+    form = form_of(task.config, boxed)
+    if form.base is None:
+        return step, trained
+    model = abstract(boxed, mesh)
+    base = checkpoints.restore_params(step, model, "base")
+    return step, make_join(form, mesh, model, donate=True)(trained, base)
+
+
+def restore_trained(
+    task: Task, checkpoints: Checkpoints, config: EvaluationConfig, mesh: Mesh
+) -> tuple[int, Params]:
+    """Return (step, trained parameters) of the checkpoint that `config` selects: with
+    LoRA, A and B of each adapted weight and what is trained as it is, otherwise the
+    parameters of the model.
 
     Raises CheckpointError if there is no such checkpoint, if it was made with a
     tokenizer other than the workdir's, or if its parameters are not finite.
@@ -353,8 +370,7 @@ def restore_parameters(
         )
     part = "ema" if config.checkpoint == "ema" else "params"
     boxed = jax.eval_shape(task.init, jax.random.key(0))
-    form = form_of(task.config, boxed)
-    trained = abstract(form.trained, mesh)
+    trained = abstract(form_of(task.config, boxed).trained, mesh)
     if len(steps) > 1:
         log.info("averaging the parameters of steps %s", ", ".join(map(str, steps)))
         params = checkpoints.average(steps, trained)
@@ -362,10 +378,6 @@ def restore_parameters(
         if config.checkpoint == "best":
             part = checkpoints.meta(steps[0]).get("scored", part)
         params = checkpoints.restore_params(steps[0], trained, part)
-    if form.base is not None:
-        model = abstract(boxed, mesh)
-        base = checkpoints.restore_params(steps[-1], model, "base")
-        params = make_join(form, mesh, model, donate=True)(params, base)
     if ruined := processes.any_says(not_finite(params)):
         raise CheckpointError(
             f"step {steps[-1]} in {checkpoints.directory}: the parameters are not "

@@ -205,9 +205,7 @@ class LowRank(NamedTuple):
             merged[weight.path] = merged[weight.path] + scale * weight.change(a, b)
         for path, start in self.parts.items():
             kept = merged[path][:start]
-            merged[path] = (
-                jnp.concatenate([kept, flat[path]]) if start else flat[path]
-            )
+            merged[path] = jnp.concatenate([kept, flat[path]]) if start else flat[path]
         return traverse_util.unflatten_dict(merged, sep="/")
 
 

@@ -1,9 +1,10 @@
 """The matrices and vectors among the parameters, by the names of their axes.
 
 A stack keeps the parameters of its L layers in one array with a first axis "layers", as
-several decoders do with "decoders", and a projection to N heads of width H has a kernel (D, N, H). For an optimizer, these
-are L matrices, and a matrix D × NH. A convolution over C features has a kernel (rows,
-columns, C, C'), which is a matrix from all features of a window to C'.
+several decoders do with "decoders". A projection to N heads of width H has a kernel (D,
+N, H). For an optimizer, these are L matrices, and a matrix D × NH. A convolution over C
+features has a kernel (rows, columns, C, C'), which is a matrix from all features of a
+window to C'.
 """
 
 import math
