@@ -48,7 +48,7 @@ class LoraConfig:
 
     rank: int = fields.parameters(0)
     alpha: float = fields.parameters(16.0)
-    # those of the paper, Section 4.2 and Table 5
+    # as in most experiments of the paper, Section 5.1
     targets: tuple[str, ...] = fields.parameters(("query", "value"))
     fully_trained: tuple[str, ...] = fields.parameters(())
 
