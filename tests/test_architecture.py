@@ -562,6 +562,7 @@ OWNERS = {
     "fine_tuning",
     "optimizer",
     "training",
+    "lora",
     "decoding",
     "answers",
     "evaluation",

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from etils import epath
@@ -25,9 +26,9 @@ from transformer_jax.training import lock, lora
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.evaluation import restore_trained
 from transformer_jax.training.initialization import TrainState, initial_parameters
-from transformer_jax.training.lora import form_of
+from transformer_jax.training.lora import Form, form_of
 from transformer_jax.training.sharding import make_mesh
-from transformer_jax.training.task import Config, Params
+from transformer_jax.training.task import Config
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +70,7 @@ def config_for(folder: str, adapter: str = "") -> ConfigDict:
 
 def _adapter(folder: str, adapter: str, model: Any = None) -> peft.Adapter:
     """Read an adapter for the model in a Hugging Face folder."""
-    base = huggingface.read(folder, model)
-    return peft.read(adapter, base.architecture, base.table)
+    return peft.read(adapter, huggingface.read(folder, model))
 
 
 def _lora_keys(config: ConfigDict, adapter: str) -> dict[str, Any]:
@@ -103,14 +103,16 @@ def to_workdir(config: ConfigDict, workdir: epath.PathLike, adapter: str = "") -
         if files.exists(workdir / "checkpoints"):
             raise ConfigError(f"{workdir} has checkpoints: choose another --workdir")
         mesh = make_mesh(task.config.mesh)
+        form = form_of(task.config, jax.eval_shape(task.init, jax.random.key(0)))
+        values = _values(task.config, form, adapter) if adapter else {}
         source = transfer.source_of(task, mesh)
         workdirs.claim(workdir, config)
         fresh = initial_parameters(task, mesh)
         params = transfer.merge(task, source, fresh, as_is=True)
-        form = form_of(task.config, jax.eval_shape(task.init, jax.random.key(0)))
         trained, base = form.split(params, jax.random.key(0))
-        if adapter:
-            trained = _adapted(task.config, trained, adapter)
+        trained = jax.tree_util.tree_map_with_path(
+            lambda path, x: values.get(_name(path), x), trained
+        )
         state = TrainState(jnp.zeros((), jnp.int32), trained, (), base=base)
         checkpoints = Checkpoints(
             workdir / "checkpoints", task.config.checkpoint, task.metrics
@@ -125,34 +127,38 @@ def to_workdir(config: ConfigDict, workdir: epath.PathLike, adapter: str = "") -
     log.info("%s is a workdir with the task %s", workdir, config.task)
 
 
-def _adapted(config: Config, fresh: Params, adapter: str) -> Params:
-    """Return the trained parameters of LoRA with the values of an adapter.
+def _name(path: tuple) -> str:
+    """Return the path of a parameter, e.g. "head/kernel"."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _values(config: Config, form: Form, adapter: str) -> dict[str, jax.Array]:
+    """Return the trained parameters of LoRA in an adapter, by path.
 
     Raises ConfigError if config.lora does not describe it.
     """
     read = _adapter(config.init_from, adapter, config.model)
-    flat = traverse_util.flatten_dict(fresh, sep="/")
     values = dict(read.whole)
     for module, (a, b) in read.factors.items():
         values |= {f"{module}/{lora.A}": a, f"{module}/{lora.B}": b}
-    wanted = {path for path in flat if path.endswith((lora.A, lora.B))}
-    wrong = sorted(wanted ^ {path for path in values if path not in read.whole})
-    wrong += [
-        f"{path}: {values[path].shape} there, {flat[path].shape} here"
-        for path in sorted(values.keys() & flat.keys())
-        if values[path].shape != flat[path].shape
+    there = {path: value.shape for path, value in values.items()}
+    here = {
+        _name(path): leaf.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(nn.unbox(form.trained))
+    }
+    wrong = [
+        f"{path}: {there.get(path, 'nothing')} there, {here.get(path, 'nothing')} here"
+        for path in sorted(there.keys() | here.keys())
+        if there.get(path) != here.get(path)
+        and (path in there or path.endswith((lora.A, lora.B)))
     ]
     if wrong or read.alpha != config.lora.alpha:
         title = (
-            f"{adapter} has r = {read.rank}, α = {read.alpha:g} and other weights than "
-            "config.lora: leave out --config.lora.…"
+            f"{adapter} has r = {read.rank} and α = {read.alpha:g}, and config.lora "
+            "describes another adapter: leave out --config.lora.…"
         )
         raise ConfigError(listing(title, wrong))
-    merged = {
-        path: jax.device_put(values.get(path, x), x.sharding)
-        for path, x in flat.items()
-    }
-    return traverse_util.unflatten_dict(merged, sep="/")
+    return {path: jnp.asarray(value) for path, value in values.items()}
 
 
 def to_adapter(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:
@@ -182,10 +188,10 @@ def to_adapter(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None
         for module in modules
     }
     adapter = peft.Adapter(parsed.lora.rank, parsed.lora.alpha, factors, flat)
-    architecture, _, table = huggingface.counterpart(
+    architecture, _, slots = huggingface.counterpart(
         config.task, parsed.model, _flat(config.to_dict())
     )
-    peft.write(folder, adapter, architecture, table, config.init_from)
+    peft.write(folder, adapter, architecture, slots, config.init_from)
     log.info(
         "%s is an adapter of PEFT for the %s in %s, of step %d",
         folder,

@@ -18,16 +18,9 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from helpers.oracle import relative
 from helpers.runs import small
-from transformer_jax.config import (
-    ConfigError,
-    _alternatives,
-    config_class,
-    make_task,
-    parse,
-)
+from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.errors import UserError
 from transformer_jax.models.kernels.placement import Named
-from transformer_jax.tasks import TASKS
 from transformer_jax.training.checkpoint import CheckpointConfig, Checkpoints
 from transformer_jax.training.engine import Engine, make_train_step
 from transformer_jax.training.freezing import in_words
@@ -263,7 +256,7 @@ def test_only_factors_and_the_head_are_trained(trained):
 
 def test_the_adapted_model_is_the_one_with_merged_weights(trained):
     engine, (_, _, end) = trained
-    weights = flat(end.base)
+    weights = {path: value.copy() for path, value in flat(end.base).items()}
     new = flat(end.params)
     for name in ("query", "value"):
         module = f"bert/encoder/layers/self_attention/{name}"
@@ -293,10 +286,16 @@ def test_a_restored_state_goes_on_to_the_bit(trained, tmp_path):
         assert np.asarray(one).tobytes() == other.tobytes()
 
 
+# Other tasks have the same models.
 FAMILIES = [
-    (task, model.architecture)
-    for task in TASKS
-    for model in _alternatives(typing.get_type_hints(config_class(task))["model"])
+    ("sequence_to_sequence", "transformer"),
+    ("sequence_to_sequence", "recurrent"),
+    ("sequence_to_sequence", "convs2s"),
+    ("several_decoders", "transformer"),
+    ("language_modeling", "gpt"),
+    ("language_modeling", "recurrent_lm"),
+    ("bert_pretraining", "bert"),
+    ("classification", "gpt"),
 ]
 TARGETS = {
     "recurrent": ("h?", "encoder/*/i?"),

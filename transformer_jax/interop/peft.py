@@ -21,6 +21,7 @@ import numpy as np
 from transformer_jax import files
 from transformer_jax.interop import layouts, tensors
 from transformer_jax.interop.architecture import Architecture
+from transformer_jax.interop.huggingface import Pretrained
 from transformer_jax.interop.layouts import Layout, Slot, listing
 from transformer_jax.interop.tensors import InteropError, Tensors
 
@@ -67,11 +68,8 @@ class Adapter(NamedTuple):
     whole: Mapping[str, np.ndarray]
 
 
-def read(
-    folder: os.PathLike | str, architecture: Architecture, table: Sequence[Slot]
-) -> Adapter:
-    """Read an adapter for a model of transformers, given the place of each of our
-    parameters in it.
+def read(folder: os.PathLike | str, base: Pretrained) -> Adapter:
+    """Read an adapter for a model of transformers.
 
     Raises InteropError if a file is missing or damaged, the adapter has options that
     are not supported, or it does not fit the model.
@@ -86,16 +84,16 @@ def read(
             modules.setdefault(f"{match[1]}.weight", {})[match[2]] = name
         else:
             others.append(name)
-    in_table = architecture.names([*modules, *others])
-    fits = _Fit(folder, config, architecture.name)
-    known = {name for slot in table for name in slot.names}
-    if unknown := sorted(in_table[name] for name in in_table.keys() - known):
+    in_table = base.architecture.names([*modules, *others])
+    fits = _Fit(folder, config, base.architecture.name)
+    known = {name for slot in base.table for name in slot.names}
+    if unknown := sorted(in_table.keys() - known):
         raise fits.error("have no place in it:", unknown)
     pairs = {name: modules[of] for name, of in in_table.items() if of in modules}
     files_of = {name: of for name, of in in_table.items() if of not in modules}
     factors = {}
     whole = {}
-    for slot in table:
+    for slot in base.table:
         if not pairs.keys().isdisjoint(slot.names):
             if missing := [name for name in slot.names if len(pairs.get(name, ())) < 2]:
                 raise fits.error("are missing, and others of their kind not:", missing)
