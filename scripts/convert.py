@@ -1,7 +1,13 @@
-"""Convert a Hugging Face folder to a workdir, or a workdir to a Hugging Face folder.
+r"""Convert a Hugging Face folder to a workdir, or a workdir to a Hugging Face folder.
 
     python scripts/convert.py --from_huggingface=FOLDER --workdir=runs/converted
     python scripts/convert.py --workdir=runs/sst2 --to_huggingface=FOLDER
+
+An adapter of PEFT is read with its base, and written from a run with LoRA:
+
+    python scripts/convert.py --from_huggingface=BASE --from_peft=ADAPTER \
+        --workdir=runs/adapted
+    python scripts/convert.py --workdir=runs/lora --to_peft=ADAPTER
 
 The new workdir works with predict.py, evaluate.py (with --config.data.directory=DIR)
 and attention_report.py. The new folder works with from_pretrained of transformers.
@@ -20,21 +26,32 @@ FROM = flags.DEFINE_string(
     "from_huggingface", None, "Hugging Face folder to read; --workdir is then new"
 )
 TO = flags.DEFINE_string("to_huggingface", None, "new Hugging Face folder to write")
+FROM_PEFT = flags.DEFINE_string(
+    "from_peft", "", "folder of an adapter of PEFT for the model of --from_huggingface"
+)
+TO_PEFT = flags.DEFINE_string("to_peft", None, "new folder for an adapter of PEFT")
 command_line.define_task()
 
 
 def main(overrides: list[str]) -> None:
-    if bool(FROM.value) == bool(TO.value):
+    if sum(map(bool, (FROM.value, TO.value, TO_PEFT.value))) != 1:
         raise UserError(
-            "give either --from_huggingface=FOLDER or --to_huggingface=FOLDER; "
-            "--help shows examples"
+            "give one of --from_huggingface=FOLDER, --to_huggingface=FOLDER and "
+            "--to_peft=FOLDER; --help shows examples"
         )
-    config = read(WORKDIR.value) if TO.value else conversion.config_for(FROM.value)
+    if FROM_PEFT.value and not FROM.value:
+        raise UserError("--from_peft needs its base: add --from_huggingface=FOLDER")
+    if FROM.value:
+        config = conversion.config_for(FROM.value, FROM_PEFT.value)
+    else:
+        config = read(WORKDIR.value)
     override(config, overrides)
-    if TO.value:
+    if FROM.value:
+        conversion.to_workdir(config, WORKDIR.value, FROM_PEFT.value)
+    elif TO.value:
         conversion.to_folder(WORKDIR.value, config, TO.value)
     else:
-        conversion.to_workdir(config, WORKDIR.value)
+        conversion.to_adapter(WORKDIR.value, config, TO_PEFT.value)
 
 
 if __name__ == "__main__":

@@ -569,6 +569,7 @@ OWNERS = {
     "fine_tuning",
     "optimizer",
     "training",
+    "lora",
     "decoding",
     "answers",
     "evaluation",

@@ -53,6 +53,13 @@ def outputs(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"model": True})
 
 
+def parameters(default: Any) -> Any:
+    """A key outside the model section that defines which parameters a checkpoint
+    holds, but not the model.
+    """
+    return dataclasses.field(default=default, metadata={"parameters": True})
+
+
 def inputs(default: Any) -> Any:
     """A key outside the model section that defines what the model reads."""
     return dataclasses.field(default=default, metadata={"model": True})

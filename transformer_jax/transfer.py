@@ -212,6 +212,8 @@ def merge(task: Task, source: Source, fresh: Params, *, as_is: bool = False) -> 
     unused_sizes = _remaining(theirs, sizes, new_heads)
     log.info("  new, not there: %s", _totals(fresh_sizes))
     log.info("  left out, not in this model: %s", _totals(unused_sizes))
+    if not as_is:
+        _check_new_is_trained(task, fresh_sizes)
 
     merged = dict(ours)
     for path, count in counts.items():
@@ -477,6 +479,21 @@ def _check_shapes(
             "name a run with the same outputs, or the one that it was started from:"
         )
         raise ConfigError(listing(title, wrong))
+
+
+def _check_new_is_trained(task: Task, fresh: Mapping[str, int]) -> None:
+    """Raise ConfigError if LoRA would keep the random values of a new parameter."""
+    config = task.config
+    if not config.lora.rank:
+        return
+    lost = [path for path in fresh if part_with(path, config.whole_parts) is None]
+    if lost:
+        modules = sorted({path.rpartition("/")[0] for path in lost})
+        title = (
+            f"config.init_from = {config.init_from!r} lacks parameters that LoRA would "
+            "keep at random values: add their modules to lora.fully_trained"
+        )
+        raise ConfigError(listing(title, modules))
 
 
 def _remaining(

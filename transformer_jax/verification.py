@@ -17,7 +17,7 @@ from transformer_jax.training.checkpoint import CheckpointConfig, Checkpoints
 from transformer_jax.training.engine import Engine, make_train_step
 from transformer_jax.training.initialization import TrainState
 from transformer_jax.training.sharding import on_mesh, place
-from transformer_jax.training.task import Arrays, Scoring
+from transformer_jax.training.task import Arrays, Params, Scoring
 
 ROUNDING = 1e-5  # relative tolerance in float32, as the order of summation may differ
 STEPS = 4
@@ -105,9 +105,7 @@ def verify(recipe: ConfigDict, exports: bool = False) -> Iterator[Row]:
             ROUNDING,
         )
     yield Row("batch = its rows one by one", _rows(plain), ROUNDING)
-    params = jax.device_put(
-        plain.engine.init(jax.random.key(0)).params, jax.devices()[0]
-    )
+    params = jax.device_put(plain.parameters(), jax.devices()[0])
     for name, difference in plain.engine.task.checks(
         params, jax.device_put(plain.batch(0))
     ).items():
@@ -141,6 +139,10 @@ class _Run:
             losses += [float(metrics["loss"]), float(metrics["gradient_norm"])]
         return state, losses
 
+    def parameters(self) -> Params:
+        """Return the parameters of the model at the start."""
+        return self.engine.parameters(self.engine.init(jax.random.key(0)))
+
     def losses(self) -> list[float]:
         """Return the loss and the gradient norm of each step, in one flat list."""
         return self.train(self.engine.init(jax.random.key(0)), range(STEPS))[1]
@@ -155,6 +157,7 @@ class _Run:
                 seed=training.seed,
                 microbatches=1,
                 ema_decay=training.ema_decay,
+                form=self.engine.form,
             )
         )
         losses = []
@@ -199,7 +202,7 @@ def _rows(run: _Run) -> float:
     """
     engine = run.engine
     batch = run.batch(0)
-    params = engine.init(jax.random.key(0)).params
+    params = run.parameters()
     step = on_mesh(
         lambda params, batch: engine.task.loss(params, batch, jax.random.key(0), 0),
         engine.mesh,

@@ -242,13 +242,14 @@ def differing_outputs(theirs: Config, ours: Config) -> list[str]:
 
 
 def _defines_model(key: str, field_of: Mapping[str, dataclasses.Field]) -> bool:
-    """Return True for a key that defines the model or its outputs, and not only how
-    they are computed or trained.
+    """Return True for a key that defines the model, its outputs or the parameters in a
+    checkpoint, and not only how they are computed or trained.
     """
     metadata = field_of[key].metadata.keys() if key in field_of else set()
     if "how" in metadata or "off" in metadata:
         return False
-    return key.startswith(("task", "model.")) or "model" in metadata
+    defines = not metadata.isdisjoint({"model", "parameters"})
+    return defines or key.startswith(("task", "model."))
 
 
 def _differing(

@@ -54,6 +54,7 @@ def test_the_table_says_what_is_an_estimate():
     described = Description(
         mesh={"data": 2, "fsdp": 1, "tensor": 2},
         parameters=1000,
+        trained=1000,
         batch={"source": (8, 16)},
         tokens=128,
         flops=4e12,
@@ -94,6 +95,7 @@ def test_one_device_is_described_without_what_several_have():
     described = Description(
         mesh={"data": 1, "fsdp": 1, "tensor": 1},
         parameters=1000,
+        trained=1000,
         batch={"source": (8, 16)},
         tokens=128,
         flops=4e12,

@@ -63,7 +63,7 @@ def test_communication_that_does_not_overlap_adds_to_the_time(estimate, shown):
         Collective("all-reduce", 8, 5, 0, 1_750),
     ]
     found = target.Target(
-        *("v5e:2x4", {"data": 8}, "train", 1, {}, 1, 8.0, 0, 0, 0, 1, 0.0),
+        *("v5e:2x4", {"data": 8}, "train", 1, 1, {}, 1, 8.0, 0, 0, 0, 1, 0.0),
         step_time=StepTime({"loss": Time(estimate, 0.06)}, 0, 0.0, 0),
         collectives=sent,
         turns=1,

@@ -17,6 +17,7 @@ import jax
 from transformer_jax.compilation.collectives import Collective, read_collectives
 from transformer_jax.data.batching import Arrays
 from transformer_jax.training.engine import Engine
+from transformer_jax.training.freezing import size, trained_size
 from transformer_jax.training.initialization import bytes_per_device
 from transformer_jax.training.sharding import abstract_batch, shown
 
@@ -31,13 +32,14 @@ class Description:
     """
 
     mesh: dict[str, int]
-    parameters: int
+    parameters: int  # of the model
+    trained: int  # as many as the optimizer changes
     batch: dict[str, tuple[int, ...]]
     tokens: int  # in the whole batch, without padding
     flops: float  # for the whole batch, over all devices
     parameter_bytes: int
     optimizer_bytes: int
-    gradient_bytes: int  # estimate: the size of the parameters
+    gradient_bytes: int  # estimate: the size of the parameters that have one
     # estimate: peak of gradients, activations and other temporary buffers
     temporary_bytes: int
     # total parameter bytes by the mesh axes that shard them, e.g. {"fsdp, tensor":
@@ -66,18 +68,19 @@ def describe(engine: Engine, batch: Arrays, turns: int = 1) -> Description:
     work = engine.task.work(batch)
     compiled = engine.step.lower(state, abstract_batch(batch, engine.mesh)).compile()
     collectives, guessed = read_collectives(compiled.as_text(), turns)
-    parameter_bytes = bytes_per_device(state.params)
+    gradient_bytes = bytes_per_device(state.params)
     return Description(
         mesh=dict(engine.mesh.shape),
-        parameters=sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)),
+        parameters=size(engine.abstract_parameters),
+        trained=trained_size(state.params, engine.config.frozen),
         batch={name: array.shape for name, array in batch.items()},
         tokens=work.tokens,
         flops=work.flops,
-        parameter_bytes=parameter_bytes,
+        parameter_bytes=bytes_per_device((state.params, state.base)),
         optimizer_bytes=bytes_per_device((state.opt_state, state.ema)),
-        gradient_bytes=parameter_bytes,
+        gradient_bytes=gradient_bytes,
         temporary_bytes=compiled.memory_analysis().temp_size_in_bytes,
-        sharded=_by_sharding(state.params),
+        sharded=_by_sharding((state.params, state.base)),
         collectives=collectives,
         guessed_loops=guessed,
     )
@@ -112,6 +115,8 @@ def table_rows(
     devices = math.prod(description.mesh.values())
     yield "mesh", shown(d.mesh)
     yield "parameters", f"{d.parameters:,}"
+    if d.trained != d.parameters:
+        yield "  trained", f"{d.trained:,} ({d.trained / d.parameters:.2%})"
     yield "batch", ", ".join(f"{name} {shape}" for name, shape in d.batch.items())
     yield "tokens per step", f"{d.tokens:,}"
     yield "FLOPs per step", f"{d.flops:.3g}, {d.flops / devices:.3g} per device"
@@ -122,9 +127,10 @@ def table_rows(
     yield "  activations and other (estimate)", f"{activations:,}"
     total = d.parameter_bytes + d.optimizer_bytes + d.temporary_bytes
     yield "  total (estimate)", f"{total:,}"
-    for axes, size in d.sharded.items() if devices > 1 else ():
+    for axes, held in d.sharded.items() if devices > 1 else ():
         how = "whole on every device" if axes == WHOLE else f"sharded over {axes}"
-        yield f"parameters {how}", f"{size / 4 / d.parameters:.1%}"
+        share = held / sum(d.sharded.values())
+        yield f"parameters {how}", f"{share:.1%}"
     for c in d.collectives:
         yield (
             f"{c.kind} among {c.group} devices (estimate)",

@@ -19,6 +19,7 @@ from transformer_jax.data.batching import Arrays
 from transformer_jax.errors import UserError
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.evaluation import Evaluator
+from transformer_jax.training.freezing import size, trained_size
 from transformer_jax.training.initialization import bytes_per_device
 from transformer_jax.training.sharding import abstract_batch
 
@@ -44,6 +45,7 @@ class Target:
     mesh: dict[str, int]
     step: str
     parameters: int
+    trained: int
     batch: dict[str, tuple[int, ...]]
     tokens: int
     flops: float  # of a training step on the whole batch; 0 for other steps
@@ -69,7 +71,7 @@ def lower(engine: Engine, batch: Arrays, step: str) -> jax.stages.Lowered:
         "predict" is the program that adds a piece.
     """
     mesh = engine.mesh
-    params = engine.abstract_state.params
+    params = engine.abstract_parameters
     evaluator = Evaluator(engine.task, mesh)
     match step:
         case "train":
@@ -93,7 +95,7 @@ def compile_for(
     Raises:
         DoesNotFit: The step needs more memory than the device has.
     """
-    state = engine.abstract_state if step == "train" else engine.abstract_state.params
+    state = engine.abstract_state if step == "train" else engine.abstract_parameters
 
     def does_not_fit(size: float) -> DoesNotFit:
         return DoesNotFit(
@@ -116,9 +118,8 @@ def compile_for(
         topology=topology,
         mesh=dict(engine.mesh.shape),
         step=step,
-        parameters=sum(
-            math.prod(x.shape) for x in jax.tree.leaves(engine.abstract_state.params)
-        ),
+        parameters=size(engine.abstract_parameters),
+        trained=trained_size(engine.abstract_state.params, engine.config.frozen),
         batch={name: array.shape for name, array in batch.items()},
         tokens=work.tokens,
         flops=work.flops if step == "train" else 0.0,
@@ -202,6 +203,8 @@ def table_rows(target: Target, chip: Chip, link: float) -> Iterator[tuple[str, s
     )
     yield "step", t.step
     yield "parameters", f"{t.parameters:,}"
+    if t.trained != t.parameters:
+        yield "  trained", f"{t.trained:,} ({t.trained / t.parameters:.2%})"
     yield "batch", ", ".join(f"{name} {shape}" for name, shape in t.batch.items())
     if t.flops:
         yield "tokens per step", f"{t.tokens:,}"

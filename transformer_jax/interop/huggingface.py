@@ -271,17 +271,13 @@ def write(
         taken = files.exists(folder / "config.json")
     if taken:
         raise InteropError(f"{folder} already has a config.json: name another folder")
-    architecture, keys = _suitable(task, model, settings, name)
-    outputs = architecture.head.read(keys)
-    if outputs is None:
-        raise InteropError(f"{architecture.name} cannot be written with {keys}")
+    architecture, keys, table = counterpart(task, model, settings, name)
     left_out = tuple(f"{module}/" for module in architecture.lacks)
     flat = {
         path: leaf
         for path, leaf in traverse_util.flatten_dict(params, sep="/").items()
         if not path.startswith(left_out)
     }
-    table = slots(architecture, model, outputs)
     layouts.check(table, {path: leaf.shape for path, leaf in flat.items()})
     start = architecture.prefix if architecture.bare else ""
     written = (
@@ -310,6 +306,21 @@ def write(
     tensors.write(folder / tensors.FILE, written)
     files.write_all(folder, more)
     return architecture
+
+
+def counterpart(
+    task: str, model: Any, settings: Mapping[str, Any], name: str = ""
+) -> tuple[Architecture, dict[str, Any], list[Slot]]:
+    """Return the class of transformers that a model of ours can be written as, its keys
+    of config.json, and the place of each of our parameters.
+
+    For the arguments, see `write`. Raises InteropError if there is none.
+    """
+    architecture, keys = _suitable(task, model, settings, name)
+    outputs = architecture.head.read(keys)
+    if outputs is None:
+        raise InteropError(f"{architecture.name} cannot be written with {keys}")
+    return architecture, keys, slots(architecture, model, outputs)
 
 
 def _suitable(

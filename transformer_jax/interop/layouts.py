@@ -163,21 +163,23 @@ class Slot:
     Attributes:
         path, shape: our parameter.
         names, tensor_shape: their tensors, and the shape of each.
+        layout: the arrangement of a part of ours of the shape `held` in one of them.
+        stacked: True if ours holds one tensor for each layer, along axis 0.
     """
 
     def __init__(self, entry: Entry, shape: Shape):
         self.path = entry.ours
         self.shape = shape
-        self._layout = entry.layout
+        self.layout = entry.layout
         held = shape if entry.rows is None else (entry.rows, *shape[1:])
-        self._stacked = "{}" in entry.theirs
+        self.stacked = "{}" in entry.theirs
         self.names = [
             entry.theirs.format(layer)
-            for layer in range(shape[0] if self._stacked else 1)
+            for layer in range(shape[0] if self.stacked else 1)
         ]
-        self._held = held[1:] if self._stacked else held
+        self.held = held[1:] if self.stacked else held
         self._skipped = entry.skipped
-        rows, *others = self._layout.shape(self._held)
+        rows, *others = self.layout.shape(self.held)
         self.tensor_shape = (rows + self._skipped, *others)
 
     def read(
@@ -192,11 +194,11 @@ class Slot:
             for part, size in zip(index, self.shape, strict=True)
         ]
         block = np.zeros([len(r) for r in ranges], np.float32)
-        for i, layer in enumerate(ranges[0]) if self._stacked else ((0, 0),):
-            inner = tuple(index[1:] if self._stacked else index)
+        for i, layer in enumerate(ranges[0]) if self.stacked else ((0, 0),):
+            inner = tuple(index[1:] if self.stacked else index)
             held = tensor(self.names[layer])[self._skipped :]
-            value = self._layout.read(held, self._held)[inner]
-            part = block[i] if self._stacked else block
+            value = self.layout.read(held, self.held)[inner]
+            part = block[i] if self.stacked else block
             part[tuple(map(slice, value.shape))] = value
         return block
 
@@ -205,10 +207,10 @@ class Slot:
         the tensor.
         """
         held = tensor[self._skipped :]
-        if self._stacked:
-            self._layout.write(held, np.asarray(value[self.names.index(name)]))
+        if self.stacked:
+            self.layout.write(held, np.asarray(value[self.names.index(name)]))
         else:
-            self._layout.write(held, np.asarray(value)[tuple(map(slice, self._held))])
+            self.layout.write(held, np.asarray(value)[tuple(map(slice, self.held))])
 
 
 class Leaf:

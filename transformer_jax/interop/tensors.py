@@ -38,7 +38,12 @@ DTYPES = {
     "U8": np.uint8,
     "BOOL": np.bool_,
 }
-OTHER_FORMATS = ("pytorch_model.bin", "tf_model.h5", "flax_model.msgpack")
+OTHER_FORMATS = (
+    "pytorch_model.bin",
+    "tf_model.h5",
+    "flax_model.msgpack",
+    "adapter_model.bin",
+)
 
 
 class InteropError(UserError):
@@ -58,7 +63,7 @@ class _Region(NamedTuple):
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """The tensors of a folder, from FILE or from the shards that INDEX names.
+    """The tensors of a folder, from `file` or from the shards that INDEX names.
 
     A tensor is mapped from its file each time it is looked up, in the dtype of the
     file. It leaves memory with the array.
@@ -68,10 +73,10 @@ class Tensors(Mapping[str, np.ndarray]):
             On look-up: the tensor has a dtype that is not in DTYPES.
     """
 
-    def __init__(self, folder: os.PathLike | str):
+    def __init__(self, folder: os.PathLike | str, file: str = FILE):
         self.folder = Path(folder)
         self._regions: dict[str, _Region] = {}
-        for path, names in _listed(self.folder).items():
+        for path, names in _listed(self.folder, file).items():
             regions = _header(path)
             if missing := sorted(set(names) - regions.keys()):
                 raise InteropError(
@@ -107,12 +112,12 @@ class Tensors(Mapping[str, np.ndarray]):
         return self._regions[name].dtype
 
 
-def _listed(folder: Path) -> dict[Path, list[str]]:
+def _listed(folder: Path, file: str) -> dict[Path, list[str]]:
     """Return the safetensors files of a folder, with the names that an index expects
     in each.
     """
-    if files.exists(folder / FILE):
-        return {folder / FILE: []}
+    if files.exists(folder / file):
+        return {folder / file: []}
     index = folder / INDEX
     if not files.exists(index):
         remedy = "; copy the whole folder"
@@ -120,7 +125,7 @@ def _listed(folder: Path) -> dict[Path, list[str]]:
             if (folder / name).exists():
                 remedy = f"; convert {name} with transformers' save_pretrained"
                 break
-        raise InteropError(f"{folder} has neither {FILE} nor {INDEX}{remedy}")
+        raise InteropError(f"{folder} has neither {file} nor {INDEX}{remedy}")
     weights = files.read_object(index, InteropError).get("weight_map")
     if not isinstance(weights, dict) or not all(
         isinstance(file, str) for file in weights.values()

@@ -22,8 +22,10 @@ from transformer_jax.training.initialization import (
     abstract_state,
     init_state,
     jit_init,
+    make_join,
     trace_init,
 )
+from transformer_jax.training.lora import ALL, Form, form_of
 from transformer_jax.training.matrices import blocks
 from transformer_jax.training.sharding import make_mesh, on_mesh, replicated
 from transformer_jax.training.task import Mean, Params, Task
@@ -58,6 +60,7 @@ def make_train_step(
     microbatches: int,
     ema_decay: float = 0.0,
     frozen: Parts = types.MappingProxyType({}),
+    form: Form = ALL,
 ) -> TrainStep:
     """Return the function step(state, batch) → (state, metrics), not yet jitted.
 
@@ -67,16 +70,19 @@ def make_train_step(
     number of microbatches. The step's random key is folded from the seed and the step,
     and the key of a microbatch from the step's key and the microbatch's number. If the
     loss or the gradient is not finite, only the step number changes, and "skipped" is
-    1. `frozen` parameters do not change.
+    1. `frozen` parameters do not change. `form` makes the parameters of the model from
+    those of the state.
     """
 
-    gradient = make_gradient(task, microbatches, frozen)
+    gradient = make_gradient(task, microbatches, frozen, form)
 
     def train_step(
         state: TrainState, batch: Mapping[str, jax.Array]
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-        slope, loss, shares, weight = gradient(state.params, batch, key, state.step)
+        slope, loss, shares, weight = gradient(
+            state.params, state.base, batch, key, state.step
+        )
         updates, opt_state = optimizer.update(slope, state.opt_state, state.params)
         params = optax.apply_updates(state.params, without_updates(updates, frozen))
         metrics = {**shares, "loss": loss, "weight": weight}
@@ -87,7 +93,7 @@ def make_train_step(
             ema = optax.apply_updates(params, without_updates(apart, frozen))
         elif ema_decay:
             ema = moving_average(state.ema, params, state.step + 1, ema_decay)
-        done = TrainState(state.step + 1, params, opt_state, ema)
+        done = TrainState(state.step + 1, params, opt_state, ema, state.base)
         skipped = state._replace(step=state.step + 1)
         finite = jnp.isfinite(loss) & jnp.isfinite(metrics["gradient_norm"])
         metrics["skipped"] = (~finite).astype(jnp.float32)
@@ -99,13 +105,18 @@ def make_train_step(
     return train_step
 
 
-def make_gradient(task: Task, microbatches: int, frozen: Parts) -> Callable:
-    """Return the function gradient(params, batch, key, step) → (gradient, loss, means,
-    weight of the first mean).
+def make_gradient(task: Task, microbatches: int, frozen: Parts, form: Form) -> Callable:
+    """Return the function gradient(params, base, batch, key, step) → (gradient, loss,
+    means, weight of the first mean).
     """
 
     def terms(
-        params: Params, batch: Any, key: jax.Array, step: jax.Array, weights: Any = None
+        params: Params,
+        base: Params | None,
+        batch: Any,
+        key: jax.Array,
+        step: jax.Array,
+        weights: Any = None,
     ) -> tuple:
         """Return (objective, (means, weights, first weight)).
 
@@ -113,7 +124,8 @@ def make_gradient(task: Task, microbatches: int, frozen: Parts) -> Callable:
         are the weights of the whole batch. If they are None, `batch` is the whole
         batch.
         """
-        means = task.loss(hold(params, frozen), batch, key, step)
+        whole = form.join(params, base)
+        means = task.loss(hold(whole, frozen), batch, key, step)
         _check_names(means)
         of_part = {
             name: jax.lax.stop_gradient(jnp.asarray(mean.weight, jnp.float32))
@@ -129,15 +141,21 @@ def make_gradient(task: Task, microbatches: int, frozen: Parts) -> Callable:
 
     differentiate = jax.value_and_grad(terms, has_aux=True)
 
-    def of_whole(params: Params, batch: Any, key: jax.Array, step: jax.Array) -> tuple:
-        (loss, (shares, _, weight)), slope = differentiate(params, batch, key, step)
+    def of_whole(
+        params: Params, base: Any, batch: Any, key: jax.Array, step: jax.Array
+    ) -> tuple:
+        (loss, (shares, _, weight)), slope = differentiate(
+            params, base, batch, key, step
+        )
         return slope, loss, shares, weight
 
-    def of_parts(params: Params, batch: Any, key: jax.Array, step: jax.Array) -> tuple:
+    def of_parts(
+        params: Params, base: Any, batch: Any, key: jax.Array, step: jax.Array
+    ) -> tuple:
         # Weights do not depend on the parameters, so XLA reduces this pass to the code
         # that counts them.
         weights, weight = over_parts(
-            lambda rows, key: terms(params, rows, key, step)[1][1:],
+            lambda rows, key: terms(params, base, rows, key, step)[1][1:],
             batch,
             key,
             microbatches,
@@ -145,7 +163,7 @@ def make_gradient(task: Task, microbatches: int, frozen: Parts) -> Callable:
 
         def share(rows: Any, key: jax.Array) -> tuple[Params, jax.Array, dict]:
             (loss, (shares, *_)), slope = differentiate(
-                params, rows, key, step, weights
+                params, base, rows, key, step, weights
             )
             return slope, loss, shares
 
@@ -243,8 +261,13 @@ def compiling_ahead() -> Iterator[Callable[..., Future]]:
 class Engine:
     """The train state and the compiled training step of a task on a mesh.
 
-    The mesh is one of `devices`, by default all. `axes` are the names of the axes of
-    each parameter.
+    The mesh is one of `devices`, by default all.
+
+    Attributes:
+        form: makes the parameters of the model from those of a state.
+        axes: the names of the axes of each parameter of a state.
+        abstract_parameters: the shapes, dtypes and shardings of the model's parameters.
+        abstract_state: those of a state.
     """
 
     def __init__(self, task: Task, devices: Sequence[jax.Device] | None = None):
@@ -257,23 +280,32 @@ class Engine:
         )
         self.schedule = jax.jit(rate)
         init, boxed = trace_init(task)
-        self.axes = nn.get_partition_spec(boxed)
+        self.form = form_of(config, boxed)
+        trained = self.form.trained
+        self.axes = nn.get_partition_spec(trained)
         self.optimizer = optimizers.make_optimizer(
-            config.optimizer, rate, blocks(boxed)
+            config.optimizer, rate, blocks(trained)
         )
         ema_decay = config.training.ema_decay
+        self.abstract_parameters = abstract(boxed, self.mesh)
         self.abstract_state = abstract_state(
-            abstract(boxed, self.mesh), self.optimizer, ema_decay
+            abstract(trained, self.mesh),
+            self.optimizer,
+            ema_decay,
+            self.form.base and self.abstract_parameters,
         )
         placed = jax.tree.map(lambda x: x.sharding, self.abstract_state)
-        self.init = jit_init(
-            lambda key: init_state(init(key), self.optimizer, ema_decay),
-            self.mesh,
-            placed,
-        )
-        # the state with given parameters, whose memory it takes over
+
+        self._join = make_join(self.form, self.mesh, self.abstract_parameters)
+
+        def begin(params: Params, key: jax.Array) -> TrainState:
+            trained, base = self.form.split(params, key)
+            return init_state(trained, self.optimizer, ema_decay, base)
+
+        self.init = jit_init(lambda key: begin(init(key), key), self.mesh, placed)
+        # the state with given parameters of the model, whose memory it takes over
         self.begin = jit_init(
-            lambda params: init_state(params, self.optimizer, ema_decay),
+            lambda params: begin(params, jax.random.key(config.training.seed)),
             self.mesh,
             placed,
             donate=True,
@@ -286,6 +318,7 @@ class Engine:
             microbatches=training.microbatches,
             ema_decay=ema_decay,
             frozen=config.frozen,
+            form=self.form,
         )
         self.step = on_mesh(
             step,
@@ -293,6 +326,12 @@ class Engine:
             donate_argnums=0,
             out_shardings=(placed, replicated(self.mesh)),
         )
+
+    def parameters(self, state: TrainState, part: str = "params") -> Params:
+        """Return the parameters of the model, given those in a `part` of a state: its
+        "params", or "ema", their moving average.
+        """
+        return self._join(getattr(state, part), state.base)
 
     def updates(self, state: TrainState) -> int:
         """Return the number of updates, i.e. of steps that were not skipped.

@@ -22,8 +22,9 @@ from transformer_jax.training.checkpoint import (
     Checkpoints,
     check_fingerprint,
 )
-from transformer_jax.training.initialization import abstract_parameters, not_finite
+from transformer_jax.training.initialization import abstract, make_join, not_finite
 from transformer_jax.training.interruption import Stopping, compile_unless
+from transformer_jax.training.lora import form_of
 from transformer_jax.training.sharding import (
     Fed,
     batch_sharding,
@@ -325,13 +326,31 @@ def _joined(
 def restore_parameters(
     task: Task, checkpoints: Checkpoints, config: EvaluationConfig, mesh: Mesh
 ) -> tuple[int, Params]:
-    """Return (step, parameters) of the checkpoint that `config` selects; for an
-    average, the step is the newest one.
+    """Return (step, parameters of the model) of the checkpoint that `config` selects;
+    for an average, the step is the newest one.
+
+    Raises the errors of `restore_trained`.
+    """
+    step, trained = restore_trained(task, checkpoints, config, mesh)
+    boxed = jax.eval_shape(task.init, jax.random.key(0))
+    form = form_of(task.config, boxed)
+    if form.base is None:
+        return step, trained
+    model = abstract(boxed, mesh)
+    base = checkpoints.restore_params(step, model, "base")
+    return step, make_join(form, mesh, model, donate=True)(trained, base)
+
+
+def restore_trained(
+    task: Task, checkpoints: Checkpoints, config: EvaluationConfig, mesh: Mesh
+) -> tuple[int, Params]:
+    """Return (step, trained parameters) of the checkpoint that `config` selects: with
+    LoRA, A and B of each adapted weight and what is trained as it is, otherwise the
+    parameters of the model.
 
     Raises CheckpointError if there is no such checkpoint, if it was made with a
     tokenizer other than the workdir's, or if its parameters are not finite.
     """
-    abstract = abstract_parameters(task, mesh)
     if config.checkpoint == "average":
         # no older replacement if one is damaged
         steps = checkpoints.verified(checkpoints.latest(config.average_last))
@@ -351,13 +370,15 @@ def restore_parameters(
             checkpoints.directory,
         )
     part = "ema" if config.checkpoint == "ema" else "params"
+    boxed = jax.eval_shape(task.init, jax.random.key(0))
+    trained = abstract(form_of(task.config, boxed).trained, mesh)
     if len(steps) > 1:
         log.info("averaging the parameters of steps %s", ", ".join(map(str, steps)))
-        params = checkpoints.average(steps, abstract)
+        params = checkpoints.average(steps, trained)
     else:
         if config.checkpoint == "best":
             part = checkpoints.meta(steps[0]).get("scored", part)
-        params = checkpoints.restore_params(steps[0], abstract, part)
+        params = checkpoints.restore_params(steps[0], trained, part)
     if ruined := processes.any_says(not_finite(params)):
         raise CheckpointError(
             f"step {steps[-1]} in {checkpoints.directory}: the parameters are not "

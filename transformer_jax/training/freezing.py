@@ -23,12 +23,15 @@ def part_with(name: str, parts: Parts) -> str | None:
     return None
 
 
-def in_words(params: Any, frozen: Parts) -> str:
-    """Return the number of parameters, and of those that are frozen, if any are."""
-    total = 0
+def size(params: Any) -> int:
+    """Return the number of values of parameters."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def trained_size(params: Any, frozen: Parts) -> int:
+    """Return the number of values of parameters that are not frozen."""
     held = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        total += leaf.size
         part = part_with(name_of(path), frozen)
         if part is None:
             continue
@@ -37,7 +40,24 @@ def in_words(params: Any, frozen: Parts) -> str:
             held += leaf.size
         else:
             held += min(count, leaf.shape[0]) * math.prod(leaf.shape[1:])
-    words = counted(total, "parameter")
+    return size(params) - held
+
+
+def in_words(params: Any, frozen: Parts, base: Any = None) -> str:
+    """Return the number of parameters, and of those that are frozen, if any are.
+
+    `base` are the parameters of the model if `params` are those of LoRA, see
+    `lora.LowRank`.
+    """
+    if base is not None:
+        trained = size(params)
+        share = trained / size(base)
+        return (
+            f"{counted(size(base), 'parameter')} of the model; "
+            f"LoRA trains {trained:,} ({100 * share:.2f} %)"
+        )
+    words = counted(size(params), "parameter")
+    held = size(params) - trained_size(params, frozen)
     return f"{words}, of which {held:,} are frozen" if held else words
 
 

@@ -13,14 +13,16 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh
 
 from transformer_jax.training import optimizer as optimizers
-from transformer_jax.training.sharding import replicated, shardings
+from transformer_jax.training.lora import Form
+from transformer_jax.training.sharding import on_mesh, replicated, shardings
 from transformer_jax.training.task import Params, Task
 
 
 class TrainState(NamedTuple):
     """The contents of a checkpoint.
 
-    `step` is the number of batches consumed, and thus the position in the data.
+    `params` are those that are trained: all of the model, or those of LoRA. `step` is
+    the number of batches consumed, and thus the position in the data.
     """
 
     step: jax.Array
@@ -29,6 +31,8 @@ class TrainState(NamedTuple):
     # the moving average of the parameters, or the one that the optimizer keeps; None
     # (no arrays) without either
     ema: Params | None = None
+    # with LoRA, the parameters of the model that `params` adapts, see `lora.LowRank`
+    base: Params | None = None
 
 
 def abstract(boxed: Any, mesh: Mesh) -> Any:
@@ -43,10 +47,13 @@ def abstract(boxed: Any, mesh: Mesh) -> Any:
 
 
 def abstract_state(
-    params: Params, optimizer: optax.GradientTransformation, ema_decay: float
+    params: Params,
+    optimizer: optax.GradientTransformation,
+    ema_decay: float,
+    base: Params | None = None,
 ) -> TrainState:
     """Return the shapes, dtypes and shardings of a state, given those of the
-    parameters.
+    parameters that are trained, and of the base.
 
     Moments and averages are sharded like their parameters. Arrays of the optimizer
     without the shape of a parameter, e.g. counts, are whole on every device.
@@ -65,12 +72,28 @@ def abstract_state(
                 sharding = param.sharding
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    return jax.tree_util.tree_map_with_path(placed, state)
+    return jax.tree_util.tree_map_with_path(placed, state)._replace(base=base)
 
 
 def abstract_parameters(task: Task, mesh: Mesh) -> Params:
     """Return the shapes, dtypes and shardings of a task's parameters."""
     return abstract(jax.eval_shape(task.init, jax.random.key(0)), mesh)
+
+
+def make_join(
+    form: Form, mesh: Mesh, model: Params, donate: bool = False
+) -> Callable[[Params, Params | None], Params]:
+    """Return a compiled `form.join`.
+
+    `model` are the shapes, dtypes and shardings of its result. With `donate`, the base
+    is used up.
+    """
+    if form.base is None:
+        return form.join
+    placed = jax.tree.map(lambda x: x.sharding, model)
+    return on_mesh(
+        form.join, mesh, out_shardings=placed, donate_argnums=1 if donate else None
+    )
 
 
 def bytes_per_device(tree: Any) -> int:
@@ -99,12 +122,15 @@ def initial_parameters(task: Task, mesh: Mesh) -> Params:
 
 
 def init_state(
-    params: Params, optimizer: optax.GradientTransformation, ema_decay: float = 0.0
+    params: Params,
+    optimizer: optax.GradientTransformation,
+    ema_decay: float = 0.0,
+    base: Params | None = None,
 ) -> TrainState:
     """Return the state before the first update."""
     opt_state = optimizer.init(params)
     average = params if ema_decay else optimizers.averaged(opt_state, params)
-    return TrainState(jnp.zeros((), jnp.int32), params, opt_state, average)
+    return TrainState(jnp.zeros((), jnp.int32), params, opt_state, average, base)
 
 
 def not_finite(params: Params) -> str:

@@ -114,7 +114,7 @@ def train(
         keeper = Keeper(
             checkpoints, location, config, opened.meta, opened.meaning, first
         )
-        examiner = _Examiner(opened.evaluator, writer, keeper, stop)
+        examiner = _Examiner(engine, opened.evaluator, writer, keeper, stop)
         if pending:
             examiner.make_up(first, state)
         metrics: Metrics = None
@@ -280,7 +280,7 @@ def _start(
         if init_compiled is not None:
             init_compiled.result()
         state = engine.restore_or_init(checkpoints, newest, initial)
-        size = freezing.in_words(state.params, engine.config.frozen)
+        size = freezing.in_words(state.params, engine.config.frozen, state.base)
         log.info("%s on %s", size, _devices(engine.mesh))
     meta = {"fingerprint": fingerprint, "scored": scoring.part(task), "settings": now}
     return _Opened(batches, evaluator, meta, meaning), state
@@ -411,11 +411,13 @@ class _Examiner:
 
     def __init__(
         self,
+        engine: Engine,
         evaluator: Evaluator,
         writer: MetricsWriter,
         keeper: Keeper,
         stop: Stopping,
     ):
+        self._engine = engine
         self._evaluator = evaluator
         self._writer = writer
         self._keeper = keeper
@@ -432,8 +434,9 @@ class _Examiner:
         start = time.perf_counter()
         split = task.config.data.validation_split
         try:
+            params = self._engine.parameters(state, scoring.part(task))
             scores = self._evaluator.evaluate(
-                getattr(state, scoring.part(task)), split, greedy=True, stop=self._stop
+                params, split, greedy=True, stop=self._stop
             )
         except Interrupted:
             return None

@@ -1,9 +1,10 @@
 """The matrices and vectors among the parameters, by the names of their axes.
 
-A stack keeps the parameters of its L layers in one array with a first axis "layers",
-and a projection to N heads of width H has a kernel (D, N, H). For an optimizer, these
-are L matrices, and a matrix D × NH. A convolution over C features has a kernel (rows,
-columns, C, C'), which is a matrix from all features of a window to C'.
+A stack keeps the parameters of its L layers in one array with a first axis "layers", as
+several decoders do with "decoders". A projection to N heads of width H has a kernel (D,
+N, H). For an optimizer, these are L matrices, and a matrix D × NH. A convolution over C
+features has a kernel (rows, columns, C, C'), which is a matrix from all features of a
+window to C'.
 """
 
 import math
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+STACKED = ("layers", "decoders")
 HEADS = ("heads", "kv_heads", "state")
 WINDOW = ("kernel_rows", "kernel_columns")
 # axes that number tokens, places or classes, in tables of vectors and in classifiers
@@ -69,7 +71,7 @@ def _block(names: PartitionSpec, ndim: int) -> Block:
         return Block(tuple(range(ndim)))
     groups: list[list[int]] = []
     for axis, name in enumerate(names):
-        if name == "layers":
+        if name in STACKED:
             continue
         before = names[axis - 1] if axis > 0 else ""
         if before in WINDOW or (name == "head_dim" and before in HEADS):

@@ -32,7 +32,8 @@ def check_fits(config: Config, state: TrainState) -> None:
         limit = _free_memory()
     else:
         limit = (device.memory_stats() or {}).get("bytes_limit", math.inf)
-    count = sum(math.prod(x.shape) for x in jax.tree.leaves(state.params))
+    model = state.params if state.base is None else state.base
+    count = sum(math.prod(x.shape) for x in jax.tree.leaves(model))
     message = ""
     if needed > limit:
         message = (

@@ -46,6 +46,7 @@ RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("vocab", ("tensor", "fsdp")),
     ("vocab", "tensor"),
     ("vector", None),
+    ("rank", None),
     ("channels", None),
     ("kernel_rows", None),
     ("kernel_columns", None),

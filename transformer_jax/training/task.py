@@ -23,6 +23,7 @@ from transformer_jax.fields import free
 from transformer_jax.training import flops
 from transformer_jax.training.checkpoint import CheckpointConfig
 from transformer_jax.training.freezing import Parts
+from transformer_jax.training.lora import LoraConfig
 from transformer_jax.training.metric import Metric
 from transformer_jax.training.optimizer import DECAYING, OptimizerConfig
 from transformer_jax.training.sharding import MeshConfig
@@ -338,6 +339,7 @@ class Config:
     data: Any
     optimizer: OptimizerConfig
     training: TrainingConfig
+    lora: LoraConfig
     evaluation: EvaluationConfig = dataclasses.field(metadata={"free": True})
     checkpoint: CheckpointConfig = dataclasses.field(metadata={"free": True})
     mesh: MeshConfig = dataclasses.field(metadata={"free": True})
@@ -374,6 +376,17 @@ class Config:
     def inherited(self) -> Inherited:
         """The parameters that a run takes from the run that it starts from."""
         return Inherited()
+
+    @property
+    def whole_parts(self) -> Mapping[str, int]:
+        """The parameters that LoRA trains as they are: path of a subtree → the first
+        entry of its arrays along their first axis that is trained.
+
+        They are new heads, new rows of tables, and lora.fully_trained.
+        """
+        starts = dict.fromkeys([*self.inherited.outputs, *self.lora.fully_trained], 0)
+        rows = {path: rows.start for path, rows in self.inherited.rows.items()}
+        return rows | starts
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for incompatible values."""
@@ -432,6 +445,14 @@ class Config:
                     "with e.g. 0.999, or set this to 'latest', 'best' or 'average'"
                 ),
             )
+        if self.lora.rank and self.frozen:
+            yield (
+                "lora.rank",
+                (
+                    f"must be 0 with other keys that freeze {', '.join(self.frozen)}: "
+                    "LoRA keeps all weights of the base; set those keys to 0 or False"
+                ),
+            )
         for table in self.given_tables:
             yield from table.problems(self)
 
@@ -450,6 +471,11 @@ class Config:
                 f"config.evaluation.checkpoint = {self.evaluation.checkpoint!r}: "
                 f"optimizer.name = {self.optimizer.name!r} is meant to be evaluated "
                 "with the average of its parameters; set this to 'ema'"
+            )
+        if self.lora.rank and not self.init_from:
+            yield (
+                "config.lora adapts random weights, "
+                "as there is no config.init_from to load from"
             )
         for table in self.given_tables:
             yield from table.advice()

@@ -178,13 +178,15 @@ def make_watch(engine: Engine) -> Callable[[TrainState, DeviceArrays], Values]:
     training = engine.config.training
     frozen = engine.config.frozen
     places = places_of(engine.axes)
-    gradient = make_gradient(engine.task, training.microbatches, frozen)
+    form = engine.form
+    gradient = make_gradient(engine.task, training.microbatches, frozen, form)
     shards = row_shards(engine.mesh.shape)
 
     def watch(state: TrainState, batch: DeviceArrays) -> Values:
         key = jax.random.fold_in(jax.random.key(training.seed), state.step)
-        slope, *_ = gradient(state.params, batch, key, state.step)
+        slope, *_ = gradient(state.params, state.base, batch, key, state.step)
         updates, _ = engine.optimizer.update(slope, state.opt_state, state.params)
+        model = form.join(state.params, state.base)
         of_gradient = norms("gradient_norm", slope, places)
         del of_gradient["gradient_norm"]  # the training step returns it
         return {
@@ -192,7 +194,7 @@ def make_watch(engine: Engine) -> Callable[[TrainState, DeviceArrays], Values]:
             **norms("parameter_norm", state.params, places),
             **norms("update_norm", without_updates(updates, frozen), places),
             **dead_units(slope, places, frozen),
-            **attention_entropy(engine.task, state.params, batch, key, shards),
+            **attention_entropy(engine.task, model, batch, key, shards),
         }
 
     return watch
