@@ -439,6 +439,7 @@ def test_defaults_name_every_key():
         "data",
         "optimizer",
         "training",
+        "lora",
         "evaluation",
         "checkpoint",
         "mesh",
@@ -535,6 +536,7 @@ def test_every_key_may_say_only_what_tools_know():
                 "makes_tokenizer",
                 "free",
                 "model",
+                "parameters",
                 "added",
                 "path",
             }, key
