@@ -228,11 +228,15 @@ def test_the_script_writes_a_folder(place):
     [
         (
             ("--workdir=new",),
-            "give either --from_huggingface=FOLDER or --to_huggingface=FOLDER",
+            "give one of --from_huggingface=FOLDER, --to_huggingface=FOLDER and",
         ),
         (
             ("--workdir=run", "--from_huggingface=theirs", "--to_huggingface=new"),
-            "give either",
+            "give one of",
+        ),
+        (
+            ("--workdir=run", "--to_huggingface=new", "--from_peft=adapter"),
+            "--from_peft needs its base: add --from_huggingface=FOLDER",
         ),
         (
             ("--workdir=run", "--from_huggingface=theirs"),

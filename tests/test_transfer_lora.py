@@ -5,7 +5,6 @@ prediction, and what must be trained.
 import json
 import re
 
-import jax
 import numpy as np
 import pytest
 from flax import traverse_util
@@ -13,13 +12,11 @@ from flax import traverse_util
 import transformer_jax
 from helpers.bert_folders import PRETRAINING, T, drawn, save
 from helpers.corpus import write_corpus
-from helpers.runs import IN_THE_CORPUS
+from helpers.runs import IN_THE_CORPUS, parameters
 from transformer_jax import experiment, transfer
-from transformer_jax.compilation import description
 from transformer_jax.config import ConfigError, defaults, make_task, parse
 from transformer_jax.interop import huggingface
 from transformer_jax.training.engine import Engine
-from transformer_jax.training.initialization import initial_parameters
 
 ATTENTION = "bert/encoder/layers/self_attention"
 
@@ -115,21 +112,6 @@ def test_keys_of_lora_belong_to_the_checkpoint(trained):
         experiment.run(config, path)
 
 
-def test_a_description_counts_what_is_trained(trained):
-    _, done, config = trained
-    engine = Engine(make_task(parse(config), None))
-    found = description.describe(engine, engine.task.dummy_batch(8, 9))
-    sizes = [
-        sum(x.size for x in jax.tree.leaves(tree))
-        for tree in (done.state.base, done.state.params)
-    ]
-    assert [found.parameters, found.trained] == sizes
-    assert found.parameter_bytes == 4 * sum(sizes)
-    assert found.gradient_bytes == 4 * sizes[1]
-    rows = dict(description.table_rows(found, 1e9, None))
-    assert rows["  trained"] == f"{sizes[1]:,} ({sizes[1] / sizes[0]:.2%})"
-
-
 @pytest.mark.parametrize(
     ("trained_whole", "message"),
     [
@@ -150,10 +132,10 @@ def test_new_parameters_must_be_trained(folder, tmp_path, trained_whole, message
     task = make_task(config, tmp_path)
     engine = Engine(task)
     source = transfer.source_of(task, engine.mesh)
-    fresh = initial_parameters(task, engine.mesh)
+    fresh = parameters(task)
     if message:
         with pytest.raises(ConfigError, match=re.escape(message)):
             transfer.merge(task, source, fresh)
     else:
-        state = engine.begin(transfer.merge(task, source, fresh))
-        assert "bert/pooler/kernel" in flat(state.params)
+        transfer.merge(task, source, fresh)
+        assert "kernel" in engine.form.trained["bert"]["pooler"]

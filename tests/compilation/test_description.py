@@ -95,7 +95,7 @@ def test_one_device_is_described_without_what_several_have():
     described = Description(
         mesh={"data": 1, "fsdp": 1, "tensor": 1},
         parameters=1000,
-        trained=1000,
+        trained=120,
         batch={"source": (8, 16)},
         tokens=128,
         flops=4e12,
@@ -109,6 +109,7 @@ def test_one_device_is_described_without_what_several_have():
     )
     rows = dict(table_rows(described, link=1e9, peak=None))
     assert rows["mesh"] == "1 device"
+    assert rows["  trained"] == "120 (12.00%)"
     assert not [name for name in rows if "every device" in name or "TFLOP/s" in name]
     assert (
         dict(table_rows(described, link=1e9, peak=1e12))["at 1 TFLOP/s (estimate)"]
