@@ -39,6 +39,12 @@ from transformer_jax.data.text import ParallelData, TextData
         ),
         ({"max_ratio": 0.5}, "max_ratio", "at least 1, or 0"),
         ({"max_ratio": float("nan")}, "max_ratio", "at least 1, or 0"),
+        ({"source_frame": ("<s>",)}, "source_frame", "must be two tokens, e.g."),
+        (
+            {"target_frame": ("<s>", "a"), "max_length": 3},
+            "max_length",
+            "must be at least 4 with these frames",
+        ),
     ],
 )
 def test_problems_of_the_config(change, field, rule):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from helpers import ROOT
+from helpers import ROOT, bart_folders
 from helpers.bert_folders import PRETRAINING, drawn, save
 from helpers.forked import script
 
@@ -100,6 +100,8 @@ def folder(path: Path, page: list[Block]) -> None:
         shutil.copytree(ROOT / name, path / name)
     (path / "docs" / "images").mkdir(parents=True)
     save(path / "pretrained", drawn(PRETRAINING))
+    bart_folders.save("Bart", path / "bart")
+    bart_folders.save_tokenizer("Bart", path / "bart")
     for block in page:
         if block.language == "python" and block.file:
             assert not block.file.startswith("transformer_jax/"), (
