@@ -23,6 +23,7 @@ from transformer_jax.data.tokenizer_frames import separators
 from transformer_jax.interop.tensors import Tensors
 from transformer_jax.workdir import read
 
+SLOW = pytest.mark.slow
 KINDS = {
     "Roberta": "bpe_bytes",
     "XLMRoberta": "unigram",
@@ -37,7 +38,10 @@ def folder_of(family, folder):
     return save(folder, family, "ForMaskedLM", arrays), arrays
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize(
+    "family",
+    ["Roberta", "XLMRoberta", "DistilBert", pytest.param("Electra", marks=SLOW)],
+)
 def test_there_and_back(tmp_path, family):
     folder, arrays = folder_of(family, tmp_path / "theirs")
     config = conversion.config_for(str(folder))
@@ -84,7 +88,12 @@ def test_a_discriminator_there_and_back(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "family", ["Roberta", pytest.param("DistilBert", marks=pytest.mark.slow), "Electra"]
+    "family",
+    [
+        "Roberta",
+        pytest.param("DistilBert", marks=SLOW),
+        pytest.param("Electra", marks=SLOW),
+    ],
 )
 def test_fine_tuning_on_pairs(tmp_path, family):
     write_corpus(tmp_path / "data")

@@ -70,7 +70,13 @@ HEADS = (
 # XLM-R has the tables of RoBERTa, with other names of classes
 CASES = [("Roberta", head) for head in HEADS]
 CASES += [("DistilBert", head) for head in HEADS]
-CASES += [("Electra", head) for head in (*HEADS, "ForPreTraining")]
+CASES += [("Electra", head) for head in ("Model", "ForMaskedLM", "ForPreTraining")]
+CASES += [("Electra", "ForSequenceClassification")]
+# they differ from those of BERT in names only
+CASES += [
+    pytest.param("Electra", head, marks=pytest.mark.slow)
+    for head in ("ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
+]
 CASES += [("XLMRoberta", head) for head in ("ForMaskedLM", "ForSequenceClassification")]
 MASKED = np.where(VALID & (DRAW.random((B, T)) < 0.5), TOKENS, -100)
 LABELS = {

@@ -40,19 +40,20 @@ def trained(tmp_path_factory):
 def terms(trained):
     """Return the terms, and the gradient of each term of the objective."""
     task, params, batch = trained
-    key = jax.random.key(3)
-
-    def ratio(params, name):
-        mean = task.loss(params, batch, key, 0)[name]
-        return mean.sum / mean.weight
 
     @jax.jit
-    def run(params):
-        names = ("masked_lm", "replaced_tokens")
-        gradients = [jax.grad(ratio)(params, name) for name in names]
-        return task.loss(params, batch, key, 0), gradients
+    def run(params, weights):
+        def total(params):
+            means = task.loss(params, batch, jax.random.key(3), 0)
+            two = [means[name] for name in ("masked_lm", "replaced_tokens")]
+            terms = [mean.sum / mean.weight for mean in two]
+            return weights[0] * terms[0] + weights[1] * terms[1], means
 
-    return run(params)
+        return jax.grad(total, has_aux=True)(params)
+
+    of_generator, means = run(params, np.array([1.0, 0.0], np.float32))
+    of_discriminator, _ = run(params, np.array([0.0, 1.0], np.float32))
+    return means, (of_generator, of_discriminator)
 
 
 def generated(task, params, batch):
