@@ -29,7 +29,7 @@ DISCRIMINATORS = {
     "small": sizes(12, 256) | {"embedding_dim": 128},
     "base": sizes(12, 768),
 }
-# the size → 1 / the generator's share of widths and heads
+# the size → 1 / the generator's share of widths
 DIVISORS = {"mini": 4, "small": 4, "base": 3}
 STEPS = {"mini": 14_600, "small": 1_000_000, "base": 766_000}
 RATES = {"mini": 1e-3, "small": 5e-4, "base": 2e-4}
@@ -61,7 +61,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
     generator = config.generator
     generator.num_layers = model.num_layers
-    for width in ("d_model", "d_ff", "num_heads"):
+    for width in ("d_model", "d_ff"):
         generator[width] = model[width] // DIVISORS[size]
 
     config.optimizer.schedule = "linear"

@@ -16,6 +16,8 @@ from transformer_jax.models.electra import sample
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
 
+STEP = 5
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
@@ -44,7 +46,7 @@ def terms(trained):
     @jax.jit
     def run(params, weights):
         def total(params):
-            means = task.loss(params, batch, jax.random.key(3), 0)
+            means = task.loss(params, batch, jax.random.key(3), STEP)
             two = [means[name] for name in ("masked_lm", "replaced_tokens")]
             terms = [mean.sum / mean.weight for mean in two]
             return weights[0] * terms[0] + weights[1] * terms[1], means
@@ -124,8 +126,7 @@ def expected(task, params, batch, draws):
 def test_the_objective_is_that_of_loops(trained, terms):
     task, params, batch = trained
     means, _ = terms
-    draw, *_ = jax.random.split(jax.random.key(3), 3)
-    right = expected(task, params, batch, jax.random.split(draw, len(batch["text"])))
+    right = expected(task, params, batch, task._draws(batch, STEP))
     assert means.keys() == right.keys()
     for name, mean in means.items():
         assert (float(mean.sum), float(mean.weight)) == pytest.approx(
@@ -135,6 +136,22 @@ def test_the_objective_is_that_of_loops(trained, terms):
     assert scales == {"masked_lm": 1.0, "replaced_tokens": 50.0}
     # the samples are random tokens here, so that nearly all of them are replaced
     assert 0 < means["replaced_share"].sum <= means["masked_lm"].weight
+
+
+def test_the_entropy_of_masked_tokens_is_no_baseline_of_the_objective(trained):
+    task, *_ = trained
+    assert task.batches("train", 1).baseline is None
+
+
+def test_draws_depend_on_the_step_and_the_example(trained):
+    task, _, batch = trained
+    keys = jax.random.key_data(task._draws(batch, STEP))
+    assert len({tuple(key) for key in keys.tolist()}) == len(keys)
+    swapped = {"index": batch["index"][::-1]}
+    other = jax.random.key_data(task._draws(swapped, STEP))
+    np.testing.assert_array_equal(other, keys[::-1])
+    later = jax.random.key_data(task._draws(batch, STEP + 1))
+    assert (later != keys).any(axis=-1).all()
 
 
 def test_no_gradient_flows_through_the_samples(terms):
@@ -204,6 +221,9 @@ def test_scores_by_hand(trained):
 def test_a_prediction_has_the_probability_of_each_token(trained):
     task, params, _ = trained
     lines = ["ek at", ""]
+    read = task.batches_of(lines)
+    arrays = read.load(read.plan.batch(0))
+    assert arrays.keys() == task.dummy_batch(2, 4, references=False).keys()
     found = Evaluator(task, make_mesh(task.config.mesh)).predict(params, lines)
     tokenizer = task.corpus.tokenizers["text"]
     (ids,) = tokenizer.encode_batch(["ek at"])
@@ -221,7 +241,7 @@ def test_a_prediction_has_the_probability_of_each_token(trained):
     [
         ({"masking.next_sentence": True}, r"masking\.next_sentence = True: must be F"),
         ({"model.causal": True}, r"model\.causal = True: must be False: ELECTRA"),
-        ({"generator.d_model": 12}, r"generator\.d_model = 12: must be a multiple of"),
+        ({"generator.d_model": 13}, r"generator\.d_model = 13: must be a multiple of"),
         ({"generator.num_layers": 0}, r"generator\.num_layers = 0: must be at least 1"),
         ({"training.discriminator_weight": 0.0}, "discriminator_weight = 0.0: must be"),
         ({"model.embedding_dim": 16}, r"model\.embedding_dim = 16: must not be d_mod"),
@@ -237,8 +257,8 @@ def test_what_does_not_go_together(tmp_path, change, message):
 def test_the_generator_has_the_embeddings_of_the_discriminator(trained):
     task, *_ = trained
     model = task.config.model
-    options = dataclasses.replace(task.config.generator, d_model=8, num_heads=2)
+    options = dataclasses.replace(task.config.generator, d_model=8, head_dim=4)
     found = options.model(model)
-    assert (found.d_model, found.head_dim, found.embedding_dim) == (8, 4, 0)
+    assert (found.d_model, found.num_heads, found.embedding_dim) == (8, 2, 0)
     wide = dataclasses.replace(model, embedding_dim=0)
     assert options.model(wide).embedding_dim == wide.d_model

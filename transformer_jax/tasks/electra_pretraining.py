@@ -47,7 +47,9 @@ from transformer_jax.training.task import (
     TrainingConfig,
 )
 
-SEED = 0  # of what the generator draws in evaluations
+# Number that is folded into the keys of the generator's draws, so that they are no keys
+# of dropout. It is larger than any step.
+DRAWS = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,15 +81,15 @@ class GeneratorConfig:
     num_layers: int = fields.size(12, 2, is_model=True)
     d_model: int = fields.size(256, 16, is_model=True)
     d_ff: int = fields.size(1024, 24, is_model=True)
-    num_heads: int = fields.size(4, 8, is_model=True)
+    head_dim: int = fields.size(64, 2, is_model=True)  # d_model / number of heads
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
         for field, value in dataclasses.asdict(self).items():
             if value < 1:
                 yield field, "must be at least 1"
-        if self.num_heads > 0 and self.d_model % self.num_heads:
-            yield "d_model", f"must be a multiple of num_heads = {self.num_heads}"
+        if self.head_dim > 0 and self.d_model % self.head_dim:
+            yield "d_model", f"must be a multiple of head_dim = {self.head_dim}"
 
     def model(self, discriminator: BertConfig) -> BertConfig:
         """Return the generator's config, with the discriminator's embeddings."""
@@ -97,10 +99,10 @@ class GeneratorConfig:
             num_layers=self.num_layers,
             d_model=self.d_model,
             d_ff=self.d_ff,
-            num_heads=self.num_heads,
+            num_heads=self.d_model // self.head_dim,
             num_kv_heads=0,
-            head_dim=self.d_model // self.num_heads,
-            value_dim=self.d_model // self.num_heads,
+            head_dim=self.head_dim,
+            value_dim=self.head_dim,
             embedding_dim=0 if width == self.d_model else width,
         )
 
@@ -133,6 +135,15 @@ class ElectraConfig(PretrainingConfig):
         yield from super().problems()
         if self.model.causal:
             yield "model.causal", "must be False: ELECTRA reads in both directions"
+
+
+def _without_masks(arrays: Arrays) -> Arrays:
+    """Return the arrays that the discriminator reads."""
+    return {
+        name: array
+        for name, array in arrays.items()
+        if name not in ("positions", "masked")
+    }
 
 
 class ElectraPretraining(Task):
@@ -183,6 +194,16 @@ class ElectraPretraining(Task):
         )
         return generated
 
+    def _draws(self, batch: DeviceArrays, step: Step) -> jax.Array:
+        """Return a key for each row (B,), by the seed, the step and the number of the
+        example alone.
+
+        So the samples are the same on any mesh and with any number of microbatches.
+        """
+        key = jax.random.fold_in(jax.random.key(self.config.training.seed), DRAWS)
+        of_step = jax.random.fold_in(key, step)
+        return jax.vmap(jax.random.fold_in, (None, 0))(of_step, batch["index"])
+
     def _means(
         self,
         params: Params,
@@ -226,9 +247,9 @@ class ElectraPretraining(Task):
     def loss(
         self, params: Params, batch: DeviceArrays, key: jax.Array, step: Step
     ) -> Means:
-        draw, of_generator, of_discriminator = jax.random.split(key, 3)
-        draws = jax.random.split(draw, batch["text"].shape[0])
+        of_generator, of_discriminator = jax.random.split(key)
         generated = self._generated(params, batch, of_generator)
+        draws = self._draws(batch, step)
         return self._means(params, batch, generated, draws, of_discriminator)
 
     def evaluate(
@@ -236,16 +257,13 @@ class ElectraPretraining(Task):
     ) -> tuple[Means, Outputs]:
         """Return the means, or for texts to predict from, the probabilities (B, T).
 
-        What the generator draws for an example depends on its number alone.
+        What the generator draws is the same in every evaluation.
         """
         if "label" not in batch:
             logits = self.network.output(params, batch)
             return {}, {"probabilities": jax.nn.sigmoid(logits)}
-        draws = jax.vmap(jax.random.fold_in, (None, 0))(
-            jax.random.key(SEED), batch["index"]
-        )
         generated = self._generated(params, batch)
-        means = self._means(params, batch, generated, draws)
+        means = self._means(params, batch, generated, self._draws(batch, 0))
         vectors, head = generated
         counted = masked_positions(batch)
         total = losses.correct_tokens(head, vectors, batch["label"], counted)
@@ -258,7 +276,7 @@ class ElectraPretraining(Task):
         Without a seed, texts and masks are the same every time.
         """
         config = self.config
-        return document_batches(
+        batches = document_batches(
             self.corpus,
             split,
             seed,
@@ -266,16 +284,19 @@ class ElectraPretraining(Task):
             causal=False,
             rows=config.evaluation.batch_size,
         )
+        # the entropy of the masked tokens is no measure of the whole objective
+        return batches._replace(baseline=None)
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
         (lines,) = columns_of(records, *self.config.columns)
-        return blank_batches(
+        batches = blank_batches(
             self.corpus,
             lines or (),
             causal=False,
             limit=self.config.model.max_length,
             rows=self.config.evaluation.batch_size,
         )
+        return batches._replace(load=lambda batch: _without_masks(batches.load(batch)))
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
         """Return {"tokens": the tokens of the text, with [CLS] and [SEP], "replaced":
@@ -324,7 +345,8 @@ class ElectraPretraining(Task):
     def dummy_batch(
         self, rows: int, length: int, seed: int | None = None, references: bool = True
     ) -> Arrays:
-        return dummy_documents(self.config, rows, length, seed, references)
+        arrays = dummy_documents(self.config, rows, length, seed, references)
+        return arrays if references else _without_masks(arrays)
 
     def preview(self, arrays: Arrays) -> list[str]:
         labels, _ = self.shown(arrays["label"][0, : arrays["masked"][0]])
