@@ -22,6 +22,8 @@ import pytest
 from helpers import ROOT
 from helpers.bert_folders import PRETRAINING, drawn, save
 from helpers.forked import script
+from helpers.runs import get_config
+from transformer_jax.workdir import store
 
 PAGES = sorted(
     str(path.relative_to(ROOT))
@@ -100,6 +102,8 @@ def folder(path: Path, page: list[Block]) -> None:
         shutil.copytree(ROOT / name, path / name)
     (path / "docs" / "images").mkdir(parents=True)
     save(path / "pretrained", drawn(PRETRAINING))
+    (path / "runs" / "electra").mkdir(parents=True)
+    store(path / "runs" / "electra", get_config("electra", "mini"))
     for block in page:
         if block.language == "python" and block.file:
             assert not block.file.startswith("transformer_jax/"), (
