@@ -313,6 +313,7 @@ PAGES = (
     "models.caches",
     "models.convs2s",
     "models.decoders",
+    "models.electra",
     "models.encoder_decoder",
     "models.front_ends",
     "models.gpt",

@@ -449,6 +449,7 @@ def test_defaults_name_every_key():
     common.add("vectors")
     assert set(defaults("language_modeling")) == common | {"decoding"}
     assert set(defaults("bert_pretraining")) == common | {"masking"}
+    assert set(defaults("electra_pretraining")) == common | {"masking", "generator"}
     assert (
         set(defaults("classification"))
         == set(defaults("tagging"))

@@ -1,5 +1,5 @@
-"""RoBERTa, XLM-R and DistilBERT: folders become workdirs, start runs, and are written
-again with their tokenizers.
+"""RoBERTa, XLM-R, DistilBERT and ELECTRA: folders become workdirs, start runs, and are
+written again with their tokenizers.
 """
 
 import json
@@ -9,7 +9,13 @@ import pytest
 
 import transformer_jax
 from helpers.corpus import write_corpus
-from helpers.encoder_folders import CONFIGS, POSITIONS, save, tensors
+from helpers.encoder_folders import (
+    CONFIGS,
+    POSITIONS,
+    discriminator,
+    save,
+    tensors,
+)
 from helpers.runs import small
 from transformer_jax import conversion, experiment, transfer
 from transformer_jax.data import tokenizer_files
@@ -17,7 +23,13 @@ from transformer_jax.data.tokenizer_frames import separators
 from transformer_jax.interop.tensors import Tensors
 from transformer_jax.workdir import read
 
-KINDS = {"Roberta": "bpe_bytes", "XLMRoberta": "unigram", "DistilBert": "bert"}
+SLOW = pytest.mark.slow
+KINDS = {
+    "Roberta": "bpe_bytes",
+    "XLMRoberta": "unigram",
+    "DistilBert": "bert",
+    "Electra": "bert",
+}
 
 
 def folder_of(family, folder):
@@ -26,7 +38,10 @@ def folder_of(family, folder):
     return save(folder, family, "ForMaskedLM", arrays), arrays
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize(
+    "family",
+    ["Roberta", "XLMRoberta", "DistilBert", pytest.param("Electra", marks=SLOW)],
+)
 def test_there_and_back(tmp_path, family):
     folder, arrays = folder_of(family, tmp_path / "theirs")
     config = conversion.config_for(str(folder))
@@ -47,18 +62,45 @@ def test_there_and_back(tmp_path, family):
     old, new = (tokenizer_files.from_folder(path) for path in (folder, tmp_path / "b"))
     lines = ["ek at", "ab  cd"]
     assert new.encode_batch(lines) == old.encode_batch(lines)
-    count = 1 + (family != "DistilBert")
+    count = 1 + family.endswith("Roberta")
     assert separators(new) == separators(old) == count
     settings = json.loads((tmp_path / "b" / "tokenizer_config.json").read_text())
-    assert settings["model_input_names"] == ["input_ids", "attention_mask"]
+    names = None if family == "Electra" else ["input_ids", "attention_mask"]
+    assert settings.get("model_input_names") == names
+
+
+def test_a_discriminator_there_and_back(tmp_path):
+    """A run of a folder has a new generator, which is not written."""
+    arrays = discriminator()
+    folder = save(tmp_path / "theirs", "Electra", "ForPreTraining", arrays)
+    config = conversion.config_for(str(folder))
+    assert config.task == "electra_pretraining"
+    conversion.to_workdir(config, tmp_path / "run")
+    predictor = transformer_jax.load(str(tmp_path / "run"))
+    assert "generator" in predictor.params
+    (prediction,) = predictor.predict([{"text": "ek at"}])
+    assert len(prediction["replaced"]) == len(prediction["tokens"]) > 2
+    conversion.to_folder(tmp_path / "run", read(tmp_path / "run"), str(tmp_path / "b"))
+    written = Tensors(tmp_path / "b")
+    assert set(written) == set(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(written[name], array, name)
 
 
 @pytest.mark.parametrize(
-    "family", ["Roberta", pytest.param("DistilBert", marks=pytest.mark.slow)]
+    "family",
+    [
+        "Roberta",
+        pytest.param("DistilBert", marks=SLOW),
+        pytest.param("Electra", marks=SLOW),
+    ],
 )
 def test_fine_tuning_on_pairs(tmp_path, family):
     write_corpus(tmp_path / "data")
-    folder, _ = folder_of(family, tmp_path / "theirs")
+    if family == "Electra":
+        folder = save(tmp_path / "theirs", family, "ForPreTraining", discriminator())
+    else:
+        folder, _ = folder_of(family, tmp_path / "theirs")
     config = small("classification", tmp_path / "data")
     config.update_from_flattened_dict(transfer.keys_for(str(folder)))
     config.data.second_column = "reversed"

@@ -49,6 +49,7 @@ CASES = [
     pytest.param("language_modeling", "recurrent_lm", {}, False, marks=SLOW),
     pytest.param("bert_pretraining", None, {}, False, marks=SLOW),
     pytest.param("bert_pretraining", None, {}, True, marks=SLOW),
+    pytest.param("electra_pretraining", None, {}, False, marks=SLOW),
     pytest.param("denoising", None, {}, False, marks=SLOW),
     pytest.param("regression", "gpt", ORDERS, False, marks=SLOW),
     pytest.param("multiple_choice", None, {}, False, marks=SLOW),

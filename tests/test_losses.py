@@ -8,6 +8,8 @@ import pytest
 from helpers import oracle
 from helpers.labelled import positions
 from transformer_jax.losses import (
+    binary_cross_entropy,
+    correct_tokens,
     cross_entropy,
     doubly_stochastic,
     token_cross_entropy,
@@ -141,6 +143,27 @@ def test_the_loss_in_chunks_is_that_of_the_heads_logits(label_smoothing):
         x @ table.T, labels, valid, vocab_size=V, label_smoothing=label_smoothing
     )
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_correct_tokens_are_counted():
+    table, x, labels, weights = positions(4, 5, 0.7)
+    labels = np.array(labels)
+    best = np.asarray(x @ table.T).argmax(axis=-1)
+    labels[:2] = best[:2]
+    valid = weights > 0
+    found = correct_tokens(Head(table, None, V), x, labels, valid)
+    assert found == ((best == labels) & valid).sum()
+
+
+def test_binary_cross_entropy_counts_what_is_valid():
+    draw = np.random.default_rng(0)
+    logits = 3 * draw.normal(size=(B, T)).astype(np.float32)
+    labels = draw.random((B, T)) < 0.5
+    valid = draw.random((B, T)) < 0.7
+    p = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    each = -np.log(np.where(labels, p, 1 - p))
+    found = binary_cross_entropy(logits, labels, valid)
+    np.testing.assert_allclose(found, (each[valid].sum(), valid.sum()), rtol=1e-5)
 
 
 def test_doubly_stochastic_attention_is_equation_14_of_xu_et_al():

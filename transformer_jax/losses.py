@@ -82,6 +82,34 @@ def token_cross_entropy(
     return total, valid.sum().astype(jnp.float32)
 
 
+def correct_tokens(head: Head, x: Array, labels: Array, valid: Array) -> Array:
+    """Return the number of labels with the largest logit of head(x).
+
+    The logits are computed in chunks. x (B, T, D), labels (B, T), and valid (B, T) is
+    True at the positions that count.
+    """
+
+    def correct(head: Head, x: Array, labels: Array, weights: Array) -> Array:
+        most_probable = head(x).argmax(axis=-1)
+        return ((most_probable == labels) & weights).sum().astype(jnp.float32)
+
+    return sum_in_chunks(correct, head, x, labels, valid)
+
+
+def binary_cross_entropy(
+    logits: Array, labels: Array, valid: Array
+) -> tuple[Array, Array]:
+    """Return the cross-entropy of sigmoid(logits), in nats: (sum, number).
+
+    logits, labels and valid have the same shape. The label is True for the class whose
+    logit is given, and positions count where `valid` is True.
+    """
+    each = optax.sigmoid_binary_cross_entropy(
+        logits.astype(jnp.float32), labels.astype(jnp.float32)
+    )
+    return jnp.where(valid, each, 0.0).sum(), valid.sum().astype(jnp.float32)
+
+
 def doubly_stochastic(
     weights: Array,
     valid: Array,

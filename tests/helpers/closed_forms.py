@@ -5,6 +5,7 @@ F d_ff · V vocabulary · k max_relative_distance · S, T source and target leng
 Padding rows of embedding tables are not counted.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -205,20 +206,24 @@ def _bert(config: BertConfig) -> int:
     """Count `Bert` with its pooler, D·D + D.
 
     The heads have more: a classifier's D·C + C for C classes, those of pre-training D·D
-    + 5·D + V + 2.
+    + 5·D + V + 2. Embeddings of another width E have a map to D, E·D + D.
     """
     pooler = config.d_model * config.d_model + config.d_model
-    tables = table_parameters(config, config.vocab_size + config.num_segments)
-    return stack_parameters(config, config.num_layers) + tables + _norm(config) + pooler
+    width = config.embedding_width
+    projection = (width + 1) * config.d_model if config.embedding_dim else 0
+    read = dataclasses.replace(config, d_model=width, embedding_dim=0)
+    tables = table_parameters(read, config.vocab_size + config.num_segments)
+    embedded = tables + _norm(read) + projection
+    return stack_parameters(config, config.num_layers) + embedded + pooler
 
 
 @forward_flops.register
 def _bert_flops(config: BertConfig, *lengths: np.ndarray) -> np.ndarray:
     """Count the pooler once per sequence, but not the head of `Classifier`."""
     (length,) = _float(lengths)
-    return stack_flops(config, config.num_layers, length) + 2 * config.d_model**2 * (
-        length > 0
-    )
+    pooler = 2 * config.d_model**2 * (length > 0)
+    projection = 2 * config.embedding_dim * config.d_model * length
+    return stack_flops(config, config.num_layers, length) + projection + pooler
 
 
 _Map = tuple[int, int]  # inputs and outputs of an affine map

@@ -1,5 +1,5 @@
-"""Hugging Face folders of small RoBERTas, XLM-Rs and DistilBERTs, written without
-transformers.
+"""Hugging Face folders of small RoBERTas, XLM-Rs, DistilBERTs and ELECTRAs, written
+without transformers.
 """
 
 import json
@@ -42,10 +42,13 @@ DISTILBERT = {
     "hidden_dim": F,
     "max_position_embeddings": T,
 }
+E = 11  # the width of the embeddings
+ELECTRA = CONFIG | {"model_type": "electra", "embedding_size": E}
 CONFIGS = {
     "Roberta": ROBERTA,
     "XLMRoberta": ROBERTA | {"model_type": "xlm-roberta"},
     "DistilBert": DISTILBERT,
+    "Electra": ELECTRA,
 }
 # a part of a name in BERT → that in DistilBERT
 DISTILLED = {
@@ -70,6 +73,12 @@ OF_ROBERTA = {
     "cls.predictions.transform.LayerNorm": "lm_head.layer_norm",
     "cls.predictions.bias": "lm_head.bias",
 }
+OF_ELECTRA = {
+    "bert.": "electra.",
+    "cls.predictions.transform": "generator_predictions",
+    "cls.predictions.bias": "generator_lm_head.bias",
+}
+RENAMED = {"DistilBert": DISTILLED, "Electra": OF_ELECTRA}
 POSITIONS = "embeddings.position_embeddings.weight"
 SEGMENTS = "embeddings.token_type_embeddings.weight"
 
@@ -79,17 +88,33 @@ def tensors(family, *heads, masked_lm=False, pooler=True):
     found = shapes(*heads) | (MASKED_LM if masked_lm else {})
     if not pooler:
         found = {name: shape for name, shape in found.items() if "pooler" not in name}
-    renaming = DISTILLED if family == "DistilBert" else OF_ROBERTA
     renamed = {}
     for name, shape in found.items():
-        for old, new in renaming.items():
+        for old, new in RENAMED.get(family, OF_ROBERTA).items():
             name = name.replace(old, new)
         renamed[name] = shape
     if family == "DistilBert":
         del renamed[f"distilbert.{SEGMENTS}"]
+    elif family == "Electra":
+        for name, shape in renamed.items():
+            if ".embeddings." in name or "generator_predictions" in name:
+                renamed[name] = tuple(E if size == D else size for size in shape)
+        renamed |= {
+            "electra.embeddings_project.weight": (D, E),
+            "electra.embeddings_project.bias": (D,),
+        }
+        if masked_lm:
+            renamed["generator_predictions.dense.weight"] = (E, D)
     else:
         renamed |= {f"roberta.{POSITIONS}": (T + 2, D), f"roberta.{SEGMENTS}": (1, D)}
     return drawn(renamed)
+
+
+def discriminator():
+    """Return the tensors of an ELECTRA that tells which tokens were replaced."""
+    start = "discriminator_predictions"
+    heads = {f"{start}.dense": (D, D), f"{start}.dense_prediction": (1, D)}
+    return tensors("Electra", *heads.items(), pooler=False)
 
 
 def classifier(family, classes=3):

@@ -438,6 +438,9 @@ def gpt(params, config, tokens, valid=None):
     return x @ table[: config.vocab_size].T
 
 
+POOLERS = {"tanh": np.tanh, "gelu": ACTIVATIONS["gelu"]}
+
+
 def bert_layers(params, config, tokens, valid, segments):
     """Return the output of every layer (B, T, D)."""
     params, (rows, length) = float64(params), tokens.shape
@@ -448,6 +451,8 @@ def bert_layers(params, config, tokens, valid, segments):
         mask[b, 0, t, :seen] = valid[b, :seen]
     norm = NORMS[config.norm_type]
     x = norm(params["norm"], x, config.norm_epsilon)
+    if config.embedding_dim:
+        x = linear(params["embeddings_project"], x)
     return stack_outputs(params["encoder"], config, x, mask, config.causal)
 
 
@@ -460,7 +465,8 @@ def bert(params, config, tokens, valid, segments):
         row[np.flatnonzero(seen)[-1] if config.causal else 0]
         for row, seen in zip(x, valid, strict=True)
     ]
-    return x, np.tanh(linear(float64(params["pooler"]), np.array(pooled)))
+    activation = POOLERS[config.pooler_activation]
+    return x, activation(linear(float64(params["pooler"]), np.array(pooled)))
 
 
 def masked_lm(params, config, x):

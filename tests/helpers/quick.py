@@ -96,6 +96,7 @@ TRAINED = {
     "transcription": "speech-model=ctc",
     "language_modeling": "gpt-lstm",
     "bert_pretraining": "bert-mini",
+    "electra_pretraining": "electra-mini",
     "denoising": "denoising-objective=text_infilling",
     "classification": "finetune-task=sick",
     "regression": "finetune-task=stsb",

@@ -31,6 +31,7 @@ ARGUMENTS = {
         *("model=gpt,task=stsb", "model=gpt,task=swag"),
     ],
     "denoising": ["objective=span_corruption", "objective=text_infilling"],
+    "electra": ["mini"],
     "captions": ["blind", "photographs", "transformer,photographs"],
     "dates": [""],
     "digits": ["transformer"],
@@ -185,6 +186,14 @@ def filled(written, scores, predictions):
     assert predictions == [{"masks": []}] * 2
 
 
+def detected(written, scores, predictions):
+    assert {"masked_lm", "replaced_tokens", "replaced_accuracy"} <= set(written[0])
+    assert scores["loss"] > 50 * scores["replaced_loss"]
+    for prediction in predictions:
+        assert len(prediction["tokens"]) == len(prediction["replaced"]) >= 2
+        assert all(0 <= p <= 1 for p in prediction["replaced"])
+
+
 def denoised(written, scores, predictions):
     assert scores["perplexity"] == pytest.approx(math.exp(scores["loss"]))
     assert all(isinstance(prediction, str) for prediction in predictions)
@@ -230,6 +239,7 @@ EXPECTED = {
     "language_modeling": continued,
     "bert_pretraining": filled,
     "denoising": denoised,
+    "electra_pretraining": detected,
     "classification": classified,
     "regression": measured,
     "multiple_choice": chosen,
@@ -255,6 +265,17 @@ def test_sizes_of_bert(size, flags):
         num_parameters(parsed.model)
         == {"base": 109_482_240, "large": 335_141_888, "mini": 5_404_928}[size]
     )
+
+
+@pytest.mark.parametrize(("size", "count"), [("small", 14e6), ("base", 110e6)])
+def test_sizes_of_electra(size, count):
+    """Clark et al. 2020, Table 1, has the numbers of parameters."""
+    config = get_config("electra", size)
+    config.data.directory = "none"
+    parsed = parse(config)
+    assert num_parameters(parsed.model) == pytest.approx(count, rel=0.04)
+    divisor = {"small": 4, "base": 3}[size]
+    assert parsed.generator.d_model * divisor == parsed.model.d_model
 
 
 @pytest.mark.parametrize("size", GPT)

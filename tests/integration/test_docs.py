@@ -22,6 +22,8 @@ import pytest
 from helpers import ROOT, bart_folders
 from helpers.bert_folders import PRETRAINING, drawn, save
 from helpers.forked import script
+from helpers.runs import get_config
+from transformer_jax.workdir import store
 
 PAGES = sorted(
     str(path.relative_to(ROOT))
@@ -102,6 +104,8 @@ def folder(path: Path, page: list[Block]) -> None:
     save(path / "pretrained", drawn(PRETRAINING))
     bart_folders.save("Bart", path / "bart")
     bart_folders.save_tokenizer("Bart", path / "bart")
+    (path / "runs" / "electra").mkdir(parents=True)
+    store(path / "runs" / "electra", get_config("electra", "mini"))
     for block in page:
         if block.language == "python" and block.file:
             assert not block.file.startswith("transformer_jax/"), (

@@ -71,6 +71,7 @@ CASES = {
     **{kind: {"positions": kind} for kind in POSITIONS},
     "pre": {"norm": "pre", "activation": "relu"},
     "causal": {"causal": True},
+    "narrow embeddings": {"embedding_dim": 11, "pooler_activation": "gelu"},
     "RMSNorm, gated": {
         "norm_type": "rms_norm",
         "feed_forward": "gated",

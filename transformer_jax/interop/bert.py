@@ -59,11 +59,12 @@ COMMON = {
     "feed_forward_bias": True,
     "embedding_scale": False,
     "scale_scores": True,
+    "embedding_dim": 0,
     "pooler_activation": "tanh",
 }
 
 
-def _derived(fields: Mapping[str, Any]) -> dict[str, int]:
+def widths_of_pairs(fields: Mapping[str, Any]) -> dict[str, int]:
     """Return the widths of heads. Raises FieldError if there are no segments."""
     if (count := fields["num_segments"]) < 2:
         rule = "must be at least 2, for the two segments of a pair"
@@ -81,7 +82,7 @@ CONFIG = ConfigMap(
     choices={"hidden_act": ("activation", "gelu", ACTIVATIONS)},
     theirs=THEIRS,
     ours=COMMON,
-    derived=_derived,
+    derived=widths_of_pairs,
 )
 
 
@@ -100,6 +101,9 @@ def encoder(
     layer = f"{name}.encoder.layer.{{}}"
     embeddings = f"{name}.embeddings"
     ours = "bert/encoder/layers"
+    projection = linear("bert/embeddings_project", f"{name}.embeddings_project")
+    if not model.embedding_dim:
+        projection = []
     return [
         Entry(
             "bert/embedding/table",
@@ -113,6 +117,7 @@ def encoder(
             skipped=skipped,
         ),
         *norm("bert/norm", f"{embeddings}.LayerNorm"),
+        *projection,
         *linear(f"{ours}/self_attention/query", f"{layer}.attention.self.query"),
         *linear(f"{ours}/self_attention/key", f"{layer}.attention.self.key"),
         *linear(f"{ours}/self_attention/value", f"{layer}.attention.self.value"),

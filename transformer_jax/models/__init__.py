@@ -9,6 +9,7 @@ from transformer_jax.models.bert import (
 )
 from transformer_jax.models.convs2s import ConvS2S
 from transformer_jax.models.convs2s_config import ConvS2SConfig
+from transformer_jax.models.electra import Electra
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.models.gpt import GPT, GPTClassifier, GPTConfig
 from transformer_jax.models.recurrent import RecurrentSeq2Seq
@@ -23,6 +24,7 @@ __all__ = [
     "Classifier",
     "ConvS2S",
     "ConvS2SConfig",
+    "Electra",
     "EncoderDecoder",
     "GPTClassifier",
     "GPTConfig",

@@ -2,11 +2,12 @@
 
 The heads are those of pre-training, and others for fine-tuning.
 
-Shapes: B batch · T positions · P masked positions · D d_model · V vocabulary · L
-layers.
+Shapes: B batch · T positions · P masked positions · D d_model · E width of the
+embeddings · V vocabulary · L layers.
 """
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -21,6 +22,7 @@ from transformer_jax.models.layers import (
     Embedding,
     Head,
     Linear,
+    TokenVectors,
     make_initializer,
     parameter,
 )
@@ -31,7 +33,11 @@ from transformer_jax.models.stack import SingleStackConfig, Stack, sown_weights
 Array = jax.Array
 
 # activations of the pooler
-POOLERS = {"tanh": jnp.tanh, "relu": nn.relu}
+POOLERS = {
+    "tanh": jnp.tanh,
+    "relu": nn.relu,
+    "gelu": layers.ACTIVATIONS["gelu"],
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +52,11 @@ class BertConfig(SingleStackConfig):
     # e.g. the two sentences of a pair. 1: one vector is added to all tokens (RoBERTa,
     # Liu et al. 2019). 0: none is (DistilBERT, Sanh et al. 2019).
     num_segments: int = 2
-    pooler_activation: str = "tanh"  # "relu" in DistilBERT's head for classes
+    # of token, segment and position embeddings, which a linear map takes to d_model
+    # (ELECTRA, Clark et al. 2020). 0: d_model, without such a map
+    embedding_dim: int = fields.size(0, 8)
+    # "relu" in DistilBERT's head for classes, "gelu" in ELECTRA's
+    pooler_activation: str = "tanh"
     # a position sees only itself and those before it: the paper's "LTR" model (Section
     # 5.1)
     causal: bool = False
@@ -54,16 +64,39 @@ class BertConfig(SingleStackConfig):
     embedding_init: str = "truncated_normal"
     norm_epsilon: float = 1e-12
 
-    may_be_zero: ClassVar = (*SingleStackConfig.may_be_zero, "num_segments")
+    may_be_zero: ClassVar = (
+        *SingleStackConfig.may_be_zero,
+        "num_segments",
+        "embedding_dim",
+    )
 
     def choices(self) -> dict[str, tuple[str, ...]]:
         own = {"architecture": ("bert",), "pooler_activation": tuple(POOLERS)}
         return super().choices() | own
 
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        yield from super().problems()
+        if self.embedding_dim == self.d_model:
+            yield "embedding_dim", "must not be d_model: set it to 0, for no map"
+
     @property
     def has_segments(self) -> bool:
         """True if the two texts of a pair have different vectors."""
         return self.num_segments > 1
+
+    @property
+    def embedding_width(self) -> int:
+        """E, the width of the embeddings."""
+        return self.embedding_dim or self.d_model
+
+    @property
+    def token_vectors(self) -> TokenVectors:
+        """The vectors of tokens, of a model whose output layer has its own table."""
+        width = self.embedding_width
+        factor = width**0.5 if self.embedding_scale else 1.0
+        key = "embedding_dim" if self.embedding_dim else "d_model"
+        return TokenVectors(key, width, factor, is_output=False)
 
 
 def sizes(
@@ -107,21 +140,23 @@ class Bert(nn.Module):
         c.check()
         self.embedding = Embedding(
             c.vocab_size,
-            c.d_model,
+            c.embedding_width,
             c.vocab_multiple,
             c.embedding_init,
             c.embedding_scale,
         )
         if c.num_segments:
-            shape = (c.num_segments, c.d_model)
+            shape = (c.num_segments, c.embedding_width)
             init = make_initializer(c.embedding_init)
             axes = ("segment", "vector")
             self.segments = parameter(self, "segments", init, shape, axes)
         self.positions = Positions(
-            c.positions, c.max_length, c.d_model, c.embedding_init
+            c.positions, c.max_length, c.embedding_width, c.embedding_init
         )
         self.norm = NORM_TYPES[c.norm_type](c.norm_epsilon)
         self.dropout = layers.Dropout(c.dropout_rate)
+        if c.embedding_dim:
+            self.embeddings_project = project_embeddings(c)
         self.encoder = Stack(c, c.num_layers)
         self.pooler = Linear(
             "BD,DE->BE",
@@ -142,12 +177,11 @@ class Bert(nn.Module):
 
         `valid` (B, T) is True at tokens and False at padding; no position attends to
         padding. `segments` (B, T) are ids below `num_segments`, by default all 0.
-        `added` (B, T, D) is added to the embeddings. `pooled` is tanh(W x₀ + b), where
+        `added` (B, T, E) is added to the embeddings. `pooled` is tanh(W x₀ + b), where
         x₀ belongs to the first token, [CLS]; `pooler_activation` may replace tanh. If
         the model is causal, [CLS] sees only itself, and the last token takes its place.
         """
-        x = self._embed(tokens, valid, segments, added)
-        x = self.encoder(x, self._mask(valid))
+        x = self.encode(tokens, valid, segments, added)
         if self.config.causal:
             last = jnp.where(valid, jnp.arange(valid.shape[1])[None], 0).max(axis=1)
             pooled = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
@@ -155,6 +189,20 @@ class Bert(nn.Module):
             pooled = x[:, 0]
         activation = POOLERS[self.config.pooler_activation]
         return x, activation(self.pooler(pooled))
+
+    def encode(
+        self,
+        tokens: Array,
+        valid: Array,
+        segments: Array | None = None,
+        added: Array | None = None,
+    ) -> Array:
+        """Encode token ids (B, T) → x (B, T, D), without the pooler.
+
+        The arguments are those of `__call__`.
+        """
+        x = self._embed(tokens, valid, segments, added)
+        return self.encoder(x, self._mask(valid))
 
     def features(
         self,
@@ -184,6 +232,21 @@ class Bert(nn.Module):
         segments: Array | None,
         added: Array | None = None,
     ) -> Array:
+        """Return the input of the stack (B, T, D)."""
+        x = self.embed(tokens, valid, segments, added)
+        return self.embeddings_project(x) if self.config.embedding_dim else x
+
+    def embed(
+        self,
+        tokens: Array,
+        valid: Array,
+        segments: Array | None,
+        added: Array | None = None,
+    ) -> Array:
+        """Return the embeddings (B, T, E), after norm and dropout.
+
+        The arguments are those of `__call__`.
+        """
         check_ids("tokens", tokens, self.config.vocab_size)
         check_valid("valid", valid, tokens.shape)
         x = self.embedding(tokens)
@@ -213,10 +276,21 @@ class Bert(nn.Module):
         }
 
 
-class MaskedLMHead(nn.Module):
-    """Logits of the token at a position: LayerNorm(activation(x W + b)) Eᵀ + c.
+def project_embeddings(config: BertConfig) -> Linear:
+    """Return the map of embeddings (B, T, E) to the stack's input (B, T, D)."""
+    return Linear(
+        "BTE,ED->BTD",
+        (config.embedding_width, config.d_model),
+        ("vector", "embed"),
+        dtype=config.dtype,
+        initializer=config.init,
+    )
 
-    E are the token embeddings.
+
+class MaskedLMHead(nn.Module):
+    """Logits of the token at a position: LayerNorm(activation(x W + b)) Tᵀ + c.
+
+    T is the table of token embeddings.
 
     Differs: The paper does not describe the head; this is the one of the authors' code.
     """
@@ -227,7 +301,7 @@ class MaskedLMHead(nn.Module):
         c = self.config
         self.transform = Linear(
             "BTD,DE->BTE",
-            (c.d_model, c.d_model),
+            (c.d_model, c.embedding_width),
             ("embed", "vector"),
             dtype=c.dtype,
             initializer=c.init,
@@ -287,7 +361,7 @@ class Pretraining(_WithBert):
     ) -> tuple[Array, Head, Array]:
         """Return vectors, their map to logits, and next-sentence logits (B, 2).
 
-        The vectors (B, P, D) are those at `positions` (B, P). The default of
+        The vectors (B, P, E) are those at `positions` (B, P). The default of
         `positions` is all T positions. Next-sentence class 1 means that the second
         segment follows the first one in its document.
         """

@@ -22,6 +22,9 @@ TASKS = {
     "transcription": "transformer_jax.tasks.transcription:Transcription",
     "language_modeling": "transformer_jax.tasks.language_modeling:LanguageModeling",
     "bert_pretraining": "transformer_jax.tasks.bert_pretraining:BertPretraining",
+    "electra_pretraining": (
+        "transformer_jax.tasks.electra_pretraining:ElectraPretraining"
+    ),
     "denoising": "transformer_jax.tasks.denoising:Denoising",
     "classification": "transformer_jax.tasks.classification:Classification",
     "regression": "transformer_jax.tasks.regression:Regression",

@@ -120,7 +120,7 @@ class BertBackbone(Backbone):
     """BERT (Devlin et al. 2019)."""
 
     module = "bert"
-    embeddings = ("embedding", "segments", "positions", "norm")
+    embeddings = ("embedding", "segments", "positions", "norm", "embeddings_project")
     layers = "encoder/layers"
 
     @staticmethod

@@ -25,7 +25,6 @@ from transformer_jax.data.masking import (
 from transformer_jax.data.text import TextData
 from transformer_jax.data.word_vectors import VectorsConfig
 from transformer_jax.models.bert import BertConfig, Pretraining
-from transformer_jax.models.layers import Head
 from transformer_jax.tasks import text
 from transformer_jax.tasks.pseudo_likelihood import PseudoLikelihood
 from transformer_jax.tasks.word_tables import WordTable
@@ -124,6 +123,43 @@ class PretrainingConfig(text.TextTaskConfig):
                 )
 
 
+def masked_positions(batch: DeviceArrays) -> jax.Array:
+    """Return (B, P), True at the positions to predict."""
+    count = jnp.where(batch["text_length"] > 0, batch["masked"], 0)
+    return jnp.arange(batch["positions"].shape[1])[None] < count[:, None]
+
+
+def dummy_documents(
+    config: PretrainingConfig,
+    rows: int,
+    length: int,
+    seed: int | None,
+    references: bool,
+) -> Arrays:
+    """Return the arrays of `data.masking.document_batches` for `Task.dummy_batch`."""
+    model = config.model
+    dummies = text.Dummies((rows,), length, seed)
+    random = dummies.random
+    most = most_masked(length, config.masking.rate)
+    if model.causal:
+        most = length - 1
+    arrays = {
+        "text": random.integers(0, model.vocab_size, (rows, length)),
+        "text_length": dummies.lengths,
+        "second": dummies.positions(),
+        "paired": random.integers(0, 2, rows),
+        "follows": random.integers(0, 2, rows),
+        "positions": random.integers(0, dummies.lengths[:, None], (rows, most)),
+        "label": random.integers(0, model.vocab_size, (rows, most)),
+        "masked": np.minimum(dummies.lengths, most),
+        "index": np.arange(rows),
+    }
+    if not references:
+        for name in ("paired", "follows", "label"):
+            del arrays[name]
+    return {name: array.astype(np.int32) for name, array in arrays.items()}
+
+
 def masked_lm_logits(
     model: Pretraining,
     tokens: jax.Array,
@@ -198,17 +234,11 @@ class BertPretraining(Task, Scoring, Inspected):
             means["next_sentence_accuracy"] = Mean(right, pairs, scale=0)
         return means
 
-    @staticmethod
-    def _counted(batch: DeviceArrays) -> jax.Array:
-        """Return (B, P), True at the positions to predict."""
-        count = jnp.where(batch["text_length"] > 0, batch["masked"], 0)
-        return jnp.arange(batch["positions"].shape[1])[None] < count[:, None]
-
     def loss(
         self, params: Params, batch: DeviceArrays, key: jax.Array, step: Step
     ) -> Means:
         return self._means(
-            self._forward(params, batch, key), batch, self._counted(batch)
+            self._forward(params, batch, key), batch, masked_positions(batch)
         )
 
     def evaluate(
@@ -218,22 +248,15 @@ class BertPretraining(Task, Scoring, Inspected):
         probable tokens (B, P, SHOWN).
         """
         outputs = self._forward(params, batch)
-        counted = self._counted(batch)
+        counted = masked_positions(batch)
         vectors, head, _ = outputs
         if "label" not in batch:
             size = self.corpus.size("text")  # ids beyond it are no tokens
             logits = head(vectors)[..., :size]
             probabilities, ids = jax.lax.top_k(jax.nn.softmax(logits), min(SHOWN, size))
             return {}, {"probabilities": probabilities, "ids": ids}
-
-        def right(
-            head: Head, x: jax.Array, labels: jax.Array, weights: jax.Array
-        ) -> jax.Array:
-            most_probable = head(x).argmax(axis=-1)
-            return ((most_probable == labels) & weights).sum().astype(jnp.float32)
-
         means = self._means(outputs, batch, counted)
-        total = losses.sum_in_chunks(right, head, vectors, batch["label"], counted)
+        total = losses.correct_tokens(head, vectors, batch["label"], counted)
         weight = means["masked_lm"].weight
         return means | {"masked_accuracy": Mean(total, weight, scale=0)}, {}
 
@@ -314,27 +337,7 @@ class BertPretraining(Task, Scoring, Inspected):
     def dummy_batch(
         self, rows: int, length: int, seed: int | None = None, references: bool = True
     ) -> Arrays:
-        model = self.config.model
-        dummies = text.Dummies((rows,), length, seed)
-        random = dummies.random
-        most = most_masked(length, self.config.masking.rate)
-        if model.causal:
-            most = length - 1
-        arrays = {
-            "text": random.integers(0, model.vocab_size, (rows, length)),
-            "text_length": dummies.lengths,
-            "second": dummies.positions(),
-            "paired": random.integers(0, 2, rows),
-            "follows": random.integers(0, 2, rows),
-            "positions": random.integers(0, dummies.lengths[:, None], (rows, most)),
-            "label": random.integers(0, model.vocab_size, (rows, most)),
-            "masked": np.minimum(dummies.lengths, most),
-            "index": np.arange(rows),
-        }
-        if not references:
-            for name in ("paired", "follows", "label"):
-                del arrays[name]
-        return {name: array.astype(np.int32) for name, array in arrays.items()}
+        return dummy_documents(self.config, rows, length, seed, references)
 
     def preview(self, arrays: Arrays) -> list[str]:
         labels, _ = self.shown(arrays["label"][0, : arrays["masked"][0]])
