@@ -69,6 +69,7 @@ def test_there_and_back(tmp_path, family):
     assert settings.get("model_input_names") == names
 
 
+@pytest.mark.slow
 def test_a_discriminator_there_and_back(tmp_path):
     """A run of a folder has a new generator, which is not written."""
     arrays = discriminator()

@@ -22,7 +22,7 @@ TOKENS, SEGMENTS = (np.random.default_rng(n).integers(0, n, (B, T)) for n in (V,
 POSITIONS = np.array([[7, 3], [4, 0], [0, 0]])
 SMALL = BertConfig(**SINGLE_STACK, num_segments=3, embedding_dim=13, vocab_multiple=8)
 # the widths of the embeddings and of the generator: different, or the same
-WIDTHS = [(13, 10), (0, 17)]
+WIDTHS = [(13, 10), pytest.param(0, 17, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize(("embedding_dim", "width"), WIDTHS)
