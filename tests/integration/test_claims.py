@@ -45,6 +45,7 @@ def quick_tasks(name, folder):
 RUN = ("shared-maps", "dot-at-small-size", "norms", "grokking", "induction")
 
 
+@pytest.mark.usefixtures("without_search")
 @pytest.mark.parametrize("name", claims.NAMES)
 def test_a_claim_can_be_tested(name, tmp_path):
     """What is computed is run, and one training if the claim is in RUN. Of the other
