@@ -20,7 +20,14 @@ from transformer_jax.tasks.sequence_to_sequence_config import SEVERAL_REFERENCES
 from transformer_jax.training import scoring
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
-from transformer_jax.training.task import Config, Growing, Mean, Scoring, Task
+from transformer_jax.training.task import (
+    Config,
+    Growing,
+    Inspected,
+    Mean,
+    Scoring,
+    Task,
+)
 
 # Tasks, and keys that change what a batch is or what the loss computes.
 GPT = {"fine_tuning.auxiliary_weight": 0.5}
@@ -76,12 +83,19 @@ def records_of(task, lines):
 
 
 def test_it_implements_the_interface_directly(name):
-    """Its classes are `Task`, possibly `Growing` and `Scoring`, and the last one."""
+    """Its classes are `Task`, possibly those for further members, and the last one."""
     cls = task_class(VARIANTS[name][0])
     assert not inspect.isabstract(cls)
-    assert {*cls.__mro__[1:]} <= {Task, Growing, Scoring, ABC, object}
+    assert {*cls.__mro__[1:]} <= {
+        Task,
+        Growing,
+        Scoring,
+        Inspected,
+        ABC,
+        object,
+    }
     for interface in cls.__bases__:
-        for member in members(interface) - {"metrics", "piece", "growing"}:
+        for member in members(interface) - {"metrics", "piece", "growing", "network"}:
             found, expected = (
                 inspect.signature(getattr(x, member)).parameters.keys()
                 for x in (cls, interface)

@@ -74,6 +74,15 @@ class DocumentsData(TextData):
             )
 
 
+def given_tables(vectors: VectorsConfig, model: BertConfig) -> tuple[GivenTable, ...]:
+    """Return the embedding of tokens, if it starts with word vectors."""
+    if not vectors.file:
+        return ()
+    # the head of masked tokens has no table of its own
+    of_tokens = model.token_vectors._replace(is_output=True)
+    return (WordTable("vectors", vectors, of_tokens, "text", "bert/embedding/table"),)
+
+
 @dataclasses.dataclass(frozen=True)
 class PretrainingConfig(text.TextTaskConfig):
     """The config sections of pre-training."""
@@ -85,12 +94,7 @@ class PretrainingConfig(text.TextTaskConfig):
 
     @property
     def given_tables(self) -> tuple[GivenTable, ...]:
-        if not self.vectors.file:
-            return ()
-        # the head of masked tokens has no table of its own
-        of_tokens = self.model.token_vectors._replace(is_output=True)
-        path = "bert/embedding/table"
-        return (WordTable("vectors", self.vectors, of_tokens, "text", path),)
+        return given_tables(self.vectors, self.model)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with

@@ -22,19 +22,22 @@ from transformer_jax.data.masking import (
     blank_batches,
     document_batches,
 )
+from transformer_jax.data.word_vectors import VectorsConfig
 from transformer_jax.models.bert import BertConfig
 from transformer_jax.models.electra import Electra, replace, sample
 from transformer_jax.models.layers import Head
 from transformer_jax.tasks import text
 from transformer_jax.tasks.bert_pretraining import (
-    PretrainingConfig,
+    DocumentsData,
     dummy_documents,
+    given_tables,
     masked_positions,
 )
 from transformer_jax.training.metric import LOSS, PERPLEXITY, Metric
 from transformer_jax.training.task import (
     Arrays,
     DeviceArrays,
+    GivenTable,
     Mean,
     Means,
     Outputs,
@@ -121,12 +124,19 @@ class ElectraTraining(TrainingConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class ElectraConfig(PretrainingConfig):
+class ElectraConfig(text.TextTaskConfig):
     """The config sections of ELECTRA. `model` is the discriminator."""
 
+    model: BertConfig
+    data: DocumentsData
     masking: ElectraMasking
+    vectors: VectorsConfig
     training: ElectraTraining
     generator: GeneratorConfig
+
+    @property
+    def given_tables(self) -> tuple[GivenTable, ...]:
+        return given_tables(self.vectors, self.model)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with
