@@ -224,7 +224,7 @@ def _of(run: Predictor) -> "_Model":
 
 
 class _Known(NamedTuple):
-    """What `forward` computes for a batch.
+    """The result and the activations of a batch, and the program that computes them.
 
     program: the program that computes it.
     forward: the shapes of its result.

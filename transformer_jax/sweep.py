@@ -155,7 +155,7 @@ class Sweep:
 
     @property
     def tasks(self) -> list[tuple[str, Setting]]:
-        """What `claims.running` runs."""
+        """Return the runs for `claims.running`."""
         return [(run.condition, run.setting) for run in self.runs]
 
     def open_runs(self) -> list[int]:

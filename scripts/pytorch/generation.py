@@ -13,7 +13,6 @@ transformers and PyTorch.
 import functools
 import json
 import os
-import statistics
 import time
 from collections.abc import Callable
 
@@ -26,6 +25,7 @@ import numpy as np
 import torch
 import transformers
 from absl import flags
+from turns import compare
 
 from transformer_jax import command_line
 from transformer_jax.config import parse, shrink
@@ -119,23 +119,20 @@ def main() -> None:
         c.vocab_size, size=(PROMPTS.value, LENGTH.value), dtype=np.int32
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    sides = {"here": here(c, prompts), "hf": hugging_face(c, prompts, device)}
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    first = {name: turn() for name, turn in sides.items()}
-    for _ in range(ROUNDS.value):
-        for name, turn in sides.items():
-            times[name].append(turn())
-    ratios = [b / a for a, b in zip(times["here"], times["hf"], strict=True)]
+    ours = here(c, prompts)
+    theirs = hugging_face(c, prompts, device)
+    first = ours()
+    first_there = theirs()
+    seconds, seconds_there, ratio = compare(ours, theirs, ROUNDS.value)
     total = PROMPTS.value * TOKENS.value
     line = {
         "prompts": PROMPTS.value,
         "tokens": TOKENS.value,
-        "here_tokens_per_s": round(total / statistics.median(times["here"]), 1),
-        "hf_tokens_per_s": round(total / statistics.median(times["hf"]), 1),
-        "ratio": round(statistics.median(ratios), 3),
-        "ratio_range": [round(min(ratios), 3), round(max(ratios), 3)],
-        "here_first_s": round(first["here"], 1),
-        "hf_first_s": round(first["hf"], 1),
+        "here_tokens_per_s": round(total / seconds, 1),
+        "hf_tokens_per_s": round(total / seconds_there, 1),
+        **ratio,
+        "here_first_s": round(first, 1),
+        "hf_first_s": round(first_there, 1),
         "static": STATIC.value,
         "dtype": c.dtype,
         "transformers": transformers.__version__,

@@ -10,9 +10,9 @@ else the machine does. One JSON line holds the medians over the rounds, and the 
 `--compile` uses `torch.compile` on PyTorch's side. Needs PyTorch.
 """
 
+import functools
 import json
 import os
-import statistics
 import time
 from collections.abc import Callable
 
@@ -21,6 +21,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import jax
 import torch
 from absl import flags
+from turns import compare
 
 import models
 from transformer_jax import command_line
@@ -90,25 +91,21 @@ def main() -> None:
     command_line.check_length(length, *config.longest)
     rows = max(config.data.batch_tokens // length, 1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    sides = {
-        "here": here(config, rows, length),
-        "pytorch": pytorch(config, rows, length, device),
-    }
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in sides.values():
+    ours = here(config, rows, length)
+    theirs = pytorch(config, rows, length, device)
+    for turn in (ours, theirs):
         turn(2)
-    for _ in range(ROUNDS.value):
-        for name, turn in sides.items():
-            times[name].append(turn(STEPS.value))
-    ratios = [b / a for a, b in zip(times["here"], times["pytorch"], strict=True)]
-    medians = {name: statistics.median(values) for name, values in times.items()}
+    seconds, seconds_there, ratio = compare(
+        functools.partial(ours, STEPS.value),
+        functools.partial(theirs, STEPS.value),
+        ROUNDS.value,
+    )
     line = {
         "rows": rows,
         "length": length,
-        "here_ms": round(1000 * medians["here"], 2),
-        "pytorch_ms": round(1000 * medians["pytorch"], 2),
-        "ratio": round(statistics.median(ratios), 3),
-        "ratio_range": [round(min(ratios), 3), round(max(ratios), 3)],
+        "here_ms": round(1000 * seconds, 2),
+        "pytorch_ms": round(1000 * seconds_there, 2),
+        **ratio,
         "dtype": config.model.dtype,
         "compile": COMPILE.value,
         "torch": torch.__version__,

@@ -91,7 +91,7 @@ def grid_positions(
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """How the angles of "rotary" positions are changed for texts that are longer than
+    """The change of the angles of "rotary" positions for texts that are longer than
     those of the training.
 
     kind: one of SCALINGS. "none": they are not. "linear": all are divided by `factor`

@@ -203,7 +203,7 @@ class BlockConfig:
 
     @property
     def scaling(self) -> Scaling:
-        """How "rotary" positions reach beyond the length of the training."""
+        """The change of "rotary" positions beyond the length of the training."""
         return Scaling(
             self.rotary_scaling,
             self.rotary_factor,

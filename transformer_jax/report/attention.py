@@ -23,7 +23,7 @@ from transformer_jax.training.task import Picture
 
 
 class Sentence(NamedTuple):
-    """What the report shows of one sentence, and the name under which it lists it.
+    """The parts of the report about one sentence, and the name under which it is listed.
 
     maps: attention weights and gradient × input.
     lens: the logit lens, or None.
