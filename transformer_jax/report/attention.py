@@ -23,7 +23,7 @@ from transformer_jax.training.task import Picture
 
 
 class Sentence(NamedTuple):
-    """The parts of the report about one sentence, and the name under which it is listed.
+    """The parts of the report about one sentence, and its name in the list.
 
     maps: attention weights and gradient × input.
     lens: the logit lens, or None.
