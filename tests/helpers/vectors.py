@@ -50,7 +50,7 @@ def reading_words(
 
 def width_of(config: ConfigDict) -> int:
     """Return the width of the embeddings of a model."""
-    return config.model.get("embedding_dim", config.model.d_model)
+    return config.model.get("embedding_dim", 0) or config.model.d_model
 
 
 def write_vectors(path: Path, words: list[str], width: int, seed: int = 0) -> dict:
