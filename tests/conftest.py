@@ -21,11 +21,12 @@ from ml_collections import ConfigDict
 from helpers import broken
 from helpers.corpus import write_corpus
 from helpers.forked import script
+from helpers.once import once
 from helpers.runs import RECIPE, small
 from transformer_jax.tasks.sequence_to_sequence import SequenceToSequence
 from transformer_jax.training import profiling
 
-pytest_plugins = ["helpers.quick"]
+pytest_plugins = ["helpers.slow", "helpers.quick"]
 # The collector would often look at all objects that JAX and the packages keep.
 gc.freeze()
 gc.set_threshold(10_000, 10, 10)
@@ -114,11 +115,12 @@ def tiny(corpus: Path) -> ConfigDict:
 
 @pytest.fixture(scope="session")
 def recipe(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("recipe")
-    write_corpus(folder / "corpus")
-    path = folder / "tiny.py"
-    path.write_text(RECIPE.replace("DIRECTORY", str(folder / "corpus")))
-    return path
+    def make(folder: Path) -> None:
+        write_corpus(folder / "corpus")
+        text = RECIPE.replace("DIRECTORY", str(folder / "corpus"))
+        (folder / "tiny.py").write_text(text)
+
+    return once(tmp_path_factory, "recipe", make) / "tiny.py"
 
 
 @pytest.fixture(scope="session")
@@ -126,11 +128,13 @@ def trained(recipe, tmp_path_factory) -> Path:
     """Workdir of a run of `recipe`, beside the file "stderr". Copy it before changing
     it.
     """
-    workdir = tmp_path_factory.mktemp("trained") / "run"
-    done = script("train", f"--config={recipe}", f"--workdir={workdir}")
-    assert done.returncode == 0, done.stderr.decode()
-    (workdir.parent / "stderr").write_bytes(done.stderr)
-    return workdir
+
+    def make(folder: Path) -> None:
+        done = script("train", f"--config={recipe}", f"--workdir={folder / 'run'}")
+        assert done.returncode == 0, done.stderr.decode()
+        (folder / "stderr").write_bytes(done.stderr)
+
+    return once(tmp_path_factory, "trained", make) / "run"
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.slow import FOLDER, name_of
+
 # Patterns of test files below tests/.
 CHOSEN = (
     "models/test_*.py",
@@ -56,39 +58,6 @@ LEFT_OUT_TESTS = (
     "models/test_transformer.py::test_other_ways_to_the_same",
     "models/test_transformer.py::test_rows_that_share_a_source_read_it_once",
 )
-# Of these tests, the first and the last case are run. Each case compiles programs of
-# its own, and other tests compare the same variants, or their parts, with their
-# equations.
-TWO_CASES = (
-    "models/kernels/test_blocked.py::test_equals_the_reference",
-    "models/kernels/test_chunks.py::test_chunks_give_the_value_and_the_gradient_of_the_plain_form",
-    "models/kernels/test_chunks.py::test_each_device_takes_chunks_of_its_rows",
-    "models/kernels/test_products.py::test_bfloat16_products_rounds_operands_and_cotangents_and_nothing_else",
-    "models/kernels/test_products.py::test_products_and_their_gradients_have_the_types_that_are_asked_for",
-    "models/kernels/test_products.py::test_tangents_and_second_derivatives",
-    "models/test_attention.py::test_a_prompt_and_then_single_steps_give_what_the_whole_gives",
-    "models/test_attention.py::test_grouped_queries_are_heads_with_copied_keys_and_values",
-    "models/test_bert.py::test_classifiers_of_tokens_and_of_features",
-    "models/test_bert.py::test_dropout_acts_when_given_a_key",
-    "models/test_bert.py::test_what_sees_what",
-    "models/test_checks.py::test_wrong_ids_are_refused",
-    "models/test_checks.py::test_wrong_validity_is_refused",
-    "models/test_convs2s.py::test_forward_flops",
-    "models/test_convs2s.py::test_gradients",
-    "models/test_convs2s.py::test_the_model_is_its_equations",
-    "models/test_gpt.py::test_a_cache_gives_the_logits_of_the_whole",
-    "models/test_gpt.py::test_documents_packed_in_rows_are_like_separate_ones",
-    "models/test_gpt.py::test_rows_of_a_cache_may_begin_at_different_places",
-    "models/test_positions.py::test_a_prompt_and_then_pieces_give_what_the_whole_gives",
-    "models/test_positions.py::test_hypotheses_of_a_beam_have_the_logits_of_their_own_tokens",
-    "models/test_recurrent.py::test_beams_share_their_source",
-    "models/test_recurrent.py::test_bfloat16",
-    "models/test_recurrent.py::test_forward_flops",
-    "models/test_recurrent.py::test_gradients",
-    "models/test_recurrent.py::test_model_is_its_equations",
-    "models/test_transformer.py::test_dropout_acts_when_given_a_key_wherever_it_has_a_rate",
-    "models/test_transformer.py::test_the_model_is_the_equations",
-)
 # The recipe that trains each task in integration/test_configs.py.
 TRAINED = {
     "sequence_to_sequence": "ted_hrlr-",
@@ -105,7 +74,6 @@ TRAINED = {
     "tagging": "finetune-task=wnut17",
 }
 TRAININGS = "integration/test_configs.py"
-FOLDER = Path(__file__).parents[1]
 
 
 def is_chosen(file: str) -> bool:
@@ -119,19 +87,12 @@ def left_out() -> list[str]:
     return sorted(file for file in files if not is_chosen(file) and file != TRAININGS)
 
 
-def name_of(item: pytest.Item) -> str:
-    """Return the file, relative to tests/, and the name without the case."""
-    return f"{item.path.relative_to(FOLDER)}::{item.name.partition('[')[0]}"
-
-
 def cases_to_run(test: str, cases: Sequence[pytest.Item]) -> Sequence[pytest.Item]:
     """Return the cases of `test` that are run."""
     if test.startswith(TRAININGS):
         names = {f"test_recipe_runs[{recipe}]" for recipe in TRAINED.values()}
         return [case for case in cases if case.name in names]
-    if test in LEFT_OUT_TESTS:
-        return []
-    return [cases[0], cases[-1]] if test in TWO_CASES else cases
+    return [] if test in LEFT_OUT_TESTS else cases
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -174,6 +135,3 @@ def pytest_terminal_summary(
             + " ".join(TRAINED.values())
         )
         terminalreporter.write_line("and " + " ".join(LEFT_OUT_TESTS))
-        terminalreporter.write_line(
-            "and all but two cases of each of " + " ".join(TWO_CASES)
-        )

@@ -6,11 +6,10 @@ import pytest
 
 from helpers import quick
 from helpers.runs import get_config
+from helpers.slow import FOLDER
 from transformer_jax.tasks import TASKS
 
-FILES = [
-    str(path.relative_to(quick.FOLDER)) for path in quick.FOLDER.rglob("test_*.py")
-]
+FILES = [str(path.relative_to(FOLDER)) for path in FOLDER.rglob("test_*.py")]
 
 
 @pytest.mark.parametrize("pattern", [*quick.CHOSEN, *quick.LEFT_OUT, quick.TRAININGS])
@@ -18,17 +17,16 @@ def test_every_pattern_has_a_file(pattern):
     assert any(fnmatch(file, pattern) for file in FILES)
 
 
-@pytest.mark.parametrize("test", [*quick.LEFT_OUT_TESTS, *quick.TWO_CASES])
+@pytest.mark.parametrize("test", quick.LEFT_OUT_TESTS)
 def test_every_test_that_is_not_run_whole_is_one_of_a_chosen_file(test):
     file, name = test.split("::")
     assert quick.is_chosen(file)
-    assert f"def {name}(" in (quick.FOLDER / file).read_text()
+    assert f"def {name}(" in (FOLDER / file).read_text()
 
 
 @pytest.mark.parametrize(
     ("test", "run"),
     [
-        (quick.TWO_CASES[0], ["a", "c"]),
         (quick.LEFT_OUT_TESTS[0], []),
         ("test_metrics.py::test_bleu", ["a", "b", "c"]),
     ],

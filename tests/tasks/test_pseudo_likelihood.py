@@ -14,6 +14,7 @@ from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
 
 LINES = ["ak ek it", "", "ek at ak it ek uk em ot is ak", "ak"]
+LENGTH = 32
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["masked", "causal"])
@@ -36,15 +37,20 @@ def expected(task, params, line):
     """Return Σ_t log P(w_t | W without w_t) and the number of tokens."""
     tokenizer = task.corpus.tokenizers["text"]
     (ids,) = tokenizer.encode_batch([line])
+
+    @jax.jit
+    def logits_of(text, valid):
+        vectors, head, _ = task.model.apply({"params": params}, text, valid)
+        return head(vectors)
+
     total = 0.0
+    valid = np.arange(LENGTH)[None] < len(ids) + 2
     for t in range(len(ids)):
-        text = [tokenizer.bos_id, *ids, tokenizer.eos_id]
-        text[t + 1] = tokenizer.mask_id
-        valid = np.ones((1, len(text)), bool)
-        vectors, head, _ = task.model.apply({"params": params}, np.array([text]), valid)
-        logits = np.asarray(head(vectors), np.float64)[
-            0, t + 1 - task.model.config.causal
-        ]
+        text = np.zeros((1, LENGTH), np.int32)
+        text[0, : len(ids) + 2] = [tokenizer.bos_id, *ids, tokenizer.eos_id]
+        text[0, t + 1] = tokenizer.mask_id
+        place = t + 1 - task.model.config.causal
+        logits = np.asarray(logits_of(text, valid), np.float64)[0, place]
         logits = logits[: task.model.config.vocab_size]
         total += logits[ids[t]] - np.log(np.exp(logits).sum())
     return total, len(ids)

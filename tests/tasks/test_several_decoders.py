@@ -100,20 +100,24 @@ def test_the_loss_is_that_of_the_encoder_with_the_decoder_of_the_batch(task):
     params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
     key = jax.random.key(1)
     seen = set()
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss(params, batch):
+        mean = task.loss(params, batch, key, 0)["loss"]
+        return mean.sum / mean.weight
+
+    @jax.jit
+    def expected(params, batch):
+        return task.pairs.loss(params, batch, key, 0)["loss"]
+
     for batch in loaded(task.batches("val", seed=None)):
         (number,) = set(batch["group"][batch["index"] >= 0].tolist())
         if number in seen:
             continue
         seen.add(number)
-        one = decoder_of(params, number)
-
-        def loss(params, batch=batch):
-            mean = task.loss(params, batch, key, 0)["loss"]
-            return mean.sum / mean.weight
-
-        value, gradients = jax.jit(jax.value_and_grad(loss))(params)
-        expected = jax.jit(task.pairs.loss)({**params["encoder"], **one}, batch, key, 0)
-        mean = expected["loss"]
+        value, gradients = loss(params, batch)
+        mean = expected({**params["encoder"], **decoder_of(params, number)}, batch)
         np.testing.assert_allclose(value, mean.sum / mean.weight, rtol=1e-6)
         for leaf in jax.tree.leaves(gradients["decoders"]):
             others = np.delete(np.asarray(leaf), number, axis=0)

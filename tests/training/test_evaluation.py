@@ -9,7 +9,6 @@ from helpers.runs import rows
 from transformer_jax.training.checkpoint import (
     CheckpointError,
     Checkpoints,
-    parameters_sha256,
 )
 from transformer_jax.workdir import claim
 
@@ -40,7 +39,7 @@ def test_a_renamed_checkpoint_is_not_evaluated(finished, copied):
 
 
 def test_evaluation_takes_latest_best_or_average(finished, caplog):
-    _, workdir, whole = finished
+    _, workdir, hashes = finished
     load = {
         name: transformer_jax.load(
             str(workdir), {"evaluation.checkpoint": name, "evaluation.average_last": 2}
@@ -53,7 +52,7 @@ def test_evaluation_takes_latest_best_or_average(finished, caplog):
     }
     assert load["latest"].step == load["average"].step == 8
     assert load["best"].step == min(losses, key=lambda step: losses[step])
-    assert load["latest"].parameters_sha256 == parameters_sha256(whole.params)
+    assert load["latest"].parameters_sha256 == hashes["params"]
     assert load["average"].parameters_sha256 != load["latest"].parameters_sha256
     first = load["latest"].evaluate("val")
     assert first["loss"] == pytest.approx(losses[8], rel=1e-6)

@@ -37,7 +37,7 @@ def test_a_run_asked_to_stop_saves_and_goes_on(
 
     Later, this step is neither averaged nor kept.
     """
-    config, _, whole = finished
+    config, _, hashes = finished
     init = Engine.__init__
 
     def at_step_3(engine, *arguments):
@@ -64,7 +64,7 @@ def test_a_run_asked_to_stop_saves_and_goes_on(
     saved = tmp_path / "checkpoints"
     assert sorted(int(path.name) for path in saved.iterdir()) == [2, 3]
     resumed = run(config, tmp_path)
-    assert parameters_sha256(resumed) == parameters_sha256(whole)
+    assert parameters_sha256(resumed) == hashes["state"]
     assert sorted(int(path.name) for path in saved.iterdir()) == [2, 4, 6, 8]
 
 
@@ -81,7 +81,7 @@ def test_a_run_asked_to_stop_during_an_evaluation_saves_first(
     """Nothing shows afterwards: parameters, rows, scores and steps are those of a
     run never stopped.
     """
-    config, workdir, whole = finished
+    config, workdir, hashes = finished
     feed, evaluations = Evaluator._feed, itertools.count(1)
 
     def interrupted(evaluator, batches):
@@ -98,7 +98,7 @@ def test_a_run_asked_to_stop_during_an_evaluation_saves_first(
     assert [row["step"] for row in rows(tmp_path) if row["split"] == "val"][
         -1
     ] == step - 2
-    assert parameters_sha256(run(config, tmp_path)) == parameters_sha256(whole)
+    assert parameters_sha256(run(config, tmp_path)) == hashes["state"]
     assert row_values(tmp_path) == row_values(workdir)
     one, other = (
         Checkpoints(
@@ -120,7 +120,7 @@ def test_killed_in_the_middle_of_a_save(finished, copied, caplog):
 
     Rows of steps that are trained again are removed.
     """
-    config, _, whole = finished
+    config, _, hashes = finished
     for step in (6, 8):
         shutil.rmtree(copied / "checkpoints" / str(step))
     (copied / "checkpoints" / "4" / "manifest.json").unlink()
@@ -130,5 +130,5 @@ def test_killed_in_the_middle_of_a_save(finished, copied, caplog):
     assert "skipping checkpoint" in caplog.text
     assert "resumed from step 2" in caplog.text
     assert "skipped an invalid line" in caplog.text
-    assert parameters_sha256(resumed) == parameters_sha256(whole)
+    assert parameters_sha256(resumed) == hashes["state"]
     assert [row["step"] for row in rows(copied)] == [2, 2, 4, 4, 6, 6, 8, 8]

@@ -45,7 +45,7 @@ def test_training_learns_and_leaves_what_it_should(tiny, tmp_path, caplog):
 
 def test_resumed_run_is_bitwise_the_run_never_stopped(finished, tmp_path, caplog):
     """This is so too if its first part was watched."""
-    config, workdir, whole = finished
+    config, workdir, hashes = finished
     run(config, tmp_path, training__steps=2, training__watch_every=2)
     resumed = run(config, tmp_path)
     watched, *others = (row for row in rows(tmp_path) if row["split"] == "train")
@@ -53,7 +53,7 @@ def test_resumed_run_is_bitwise_the_run_never_stopped(finished, tmp_path, caplog
     assert 0 < watched["attention_entropy/cross-attention/0"] <= np.log(32)
     assert not [name for row in others for name in row if "/" in name]
     assert "resumed from step 2" in caplog.text
-    assert parameters_sha256(resumed) == parameters_sha256(whole)
+    assert parameters_sha256(resumed) == hashes["state"]
     kept = ("step", "split", "loss", "gradient_norm", "bleu")
     strip = [
         [{key: row.get(key) for key in kept} for row in rows(folder)]
@@ -173,6 +173,6 @@ def test_a_run_loaded_or_asked_wrongly(finished):
 
 
 def test_a_finished_run_does_nothing_more(finished, copied):
-    config, workdir, whole = finished
-    assert parameters_sha256(run(config, copied)) == parameters_sha256(whole)
+    config, workdir, hashes = finished
+    assert parameters_sha256(run(config, copied)) == hashes["state"]
     assert rows(copied) == rows(workdir)

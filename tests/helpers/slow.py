@@ -1,0 +1,157 @@
+"""Tests and cases that the ordinary suite leaves to `pytest -m slow`.
+
+The ordinary suite should take less than 20 minutes on two cores. Whatever is listed
+here is marked as slow; other tests cover most of it with fewer compiled programs.
+"""
+
+from collections.abc import Sequence, Set
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1]
+# Of these tests, the first and the last case are run. Each case compiles programs of
+# its own, and other tests compare the same variants, or their parts, with their
+# equations.
+TWO_CASES = (
+    "integration/test_export.py::test_models",
+    "integration/test_launch.py::test_local_restarts_unless_the_user_must_act",
+    "integration/test_nnx.py::test_every_model_passes_the_bridge",
+    "models/kernels/test_accelerators.py::test_cudnn_attention_is_the_reference_if_cudnn_computes_what_jax_says",
+    "models/kernels/test_accelerators.py::test_splash_attention_is_the_reference",
+    "models/kernels/test_blocked.py::test_equals_the_reference",
+    "models/kernels/test_chunks.py::test_chunks_give_the_value_and_the_gradient_of_the_plain_form",
+    "models/kernels/test_chunks.py::test_each_device_takes_chunks_of_its_rows",
+    "models/kernels/test_products.py::test_bfloat16_products_rounds_operands_and_cotangents_and_nothing_else",
+    "models/kernels/test_products.py::test_products_and_their_gradients_have_the_types_that_are_asked_for",
+    "models/kernels/test_products.py::test_tangents_and_second_derivatives",
+    "models/kernels/test_short.py::test_short_attention_is_the_reference",
+    "models/kernels/test_short.py::test_short_attention_keeps_sentences_of_a_block_apart",
+    "models/test_attention.py::test_a_prompt_and_then_single_steps_give_what_the_whole_gives",
+    "models/test_attention.py::test_grouped_queries_are_heads_with_copied_keys_and_values",
+    "models/test_bert.py::test_classifiers_of_tokens_and_of_features",
+    "models/test_bert.py::test_dropout_acts_when_given_a_key",
+    "models/test_bert.py::test_what_sees_what",
+    "models/test_checks.py::test_wrong_ids_are_refused",
+    "models/test_checks.py::test_wrong_validity_is_refused",
+    "models/test_convs2s.py::test_forward_flops",
+    "models/test_convs2s.py::test_gradients",
+    "models/test_convs2s.py::test_pieces_of_any_length_give_the_logits_of_the_whole",
+    "models/test_convs2s.py::test_the_model_is_its_equations",
+    "models/test_gpt.py::test_a_cache_gives_the_logits_of_the_whole",
+    "models/test_gpt.py::test_documents_packed_in_rows_are_like_separate_ones",
+    "models/test_gpt.py::test_other_ways_to_the_same",
+    "models/test_gpt.py::test_rows_of_a_cache_may_begin_at_different_places",
+    "models/test_gpt.py::test_the_model_is_the_equations",
+    "models/test_layers_transformations.py::test_layers",
+    "models/test_positions.py::test_a_prompt_and_then_pieces_give_what_the_whole_gives",
+    "models/test_positions.py::test_decoding_with_a_cache_gives_the_logits_of_the_whole",
+    "models/test_positions.py::test_hypotheses_of_a_beam_have_the_logits_of_their_own_tokens",
+    "models/test_positions.py::test_what_sees_what",
+    "models/test_recurrent.py::test_beams_share_their_source",
+    "models/test_recurrent.py::test_bfloat16",
+    "models/test_recurrent.py::test_forward_flops",
+    "models/test_recurrent.py::test_gradients",
+    "models/test_recurrent.py::test_model_is_its_equations",
+    "models/test_recurrent_encoders.py::test_a_sentence_in_a_batch_is_that_sentence_by_the_equations",
+    "models/test_t5.py::test_each_rate_of_dropout_acts_when_given_a_key",
+    "models/test_transformer.py::test_dropout_acts_when_given_a_key_wherever_it_has_a_rate",
+    "models/test_transformer.py::test_other_ways_to_the_same",
+    "models/test_transformer.py::test_the_model_is_the_equations",
+    "tasks/test_fine_tuning.py::test_a_model_learns_a_dozen_examples",
+    "tasks/test_transcription.py::test_an_output_does_not_depend_on_the_other_recordings",
+    "tasks/test_transcription.py::test_scores_of_a_search_are_those_of_the_loss",
+    "test_conversion.py::test_there_and_back",
+    "test_exporting.py::test_the_program_gives_what_the_task_gives",
+    "test_transfer.py::test_a_head_with_other_outputs_starts_anew",
+    "test_transfer.py::test_the_embeddings_and_the_first_layers_are_taken",
+    "test_transfer_vectors.py::test_only_frozen_vectors_keep_their_values",
+    "training/test_engine.py::test_microbatches_give_the_loss_and_the_gradient_of_the_whole_batch",
+    "training/test_optimizer_table.py::test_heads_are_trained_as_one_matrix",
+    "training/test_optimizer_table.py::test_the_layers_of_a_stack_are_trained_as_if_alone",
+    "training/test_optimizer_table.py::test_updates_are_counted",
+)
+# Long tests and cases: trainings whose steps, data and files other tests check one by
+# one, and variants of a model of which another one is run.
+LONG = (
+    "claims/test_features.py::test_tags_do_not_depend_on_padding",
+    "claims/test_norms.py::test_the_loss_of_batch_norm_has_fixed_statistics",
+    "claims/test_trained.py::test_a_training_starts_from_another_one",
+    "decoding/test_search.py::test_search_takes_the_options",
+    "integration/test_blimp.py::test_a_trained_run[bert_pretraining]",
+    "integration/test_claims.py::test_a_claim_can_be_tested[dot-at-small-size]",
+    "integration/test_claims.py::test_a_claim_can_be_tested[scaling]",
+    "integration/test_claims.py::test_a_claim_can_be_tested[shared-maps]",
+    "integration/test_scripts.py::test_two_processes_predict_and_score_as_one",
+    "models/kernels/test_checks.py::test_kernels_of_the_platform_are_compared_with_the_reference",
+    "models/test_bert.py::test_everything_starts_small",
+    "models/test_convs2s.py::test_forward_mode",
+    "models/test_gpt.py::test_everything_starts_small",
+    "tasks/test_chosen_scores.py::test_a_run_chooses_its_best_step_by_gleu",
+    "tasks/test_language_modeling.py::test_a_run_on_text_that_was_encoded_line_by_line_goes_on_if_the_ids_are_the_same",
+    "tasks/test_sequence_to_sequence.py::test_tokenizers_of_others_with_any_special_ids",
+    "tasks/test_sequence_to_sequence_recurrent.py::test_trains_resumes_and_translates",
+    "tasks/test_transcription.py::test_scores_of_a_search_are_those_of_the_loss[convolutions]",
+    "test_conversion_bart.py::test_fine_tuning_by_the_recipe_for_own_files",
+    "test_conversion_bart.py::test_there_and_back[MBart]",
+    "test_conversion_encoders.py::test_fine_tuning_on_pairs",
+    "test_conversion_t5.py::test_there_and_back[v1_0]",
+    "test_transfer.py::test_a_chain_of_runs",
+    "test_transfer.py::test_only_the_embeddings_of_special_tokens_are_new_to_a_language_model[8-304]",
+    "training/test_divergence.py::test_ruined_parameters_are_never_a_checkpoint",
+    "training/test_engine_average.py::test_it_is_resumed_bitwise_and_evaluated_by_those_who_ask_for_it",
+    "training/test_interruption.py::test_a_run_asked_to_stop_before_its_first_step_takes_none",
+    "training/test_keeping.py::test_a_run_asked_to_stop_during_an_evaluation_saves_first",
+    "training/test_location.py::test_a_workdir_that_is_moved_while_it_trains[True]",
+    "training/test_loop.py::test_a_profile_of_steps_that_do_not_come_is_announced_as_none",
+    "training/test_loop.py::test_the_rate_goes_by_the_steps_that_were_not_skipped",
+    "training/test_metric.py::test_the_best_step_of_a_users_task_has_the_lowest_error_rate",
+    "training/test_optimizer_table.py::test_it_learns_and_continues_bitwise[adafactor]",
+    "training/test_scoring.py::test_scores_that_do_not_mean_the_same_are_not_compared",
+)
+# Recipes whose model and task are trained in tests/tasks. They are run with --quick,
+# which leaves out tests/tasks.
+TRAINED_ELSEWHERE = (
+    "integration/test_configs.py::test_recipe_runs[captions-photographs]",
+    "integration/test_configs.py::test_recipe_runs[denoising-objective=text_infilling]",
+    "integration/test_configs.py::test_recipe_runs[finetune-task=sick]",
+    "integration/test_configs.py::test_recipe_runs[finetune-task=squad2]",
+    "integration/test_configs.py::test_recipe_runs[finetune-task=stsb]",
+    "integration/test_configs.py::test_recipe_runs[finetune-task=swag]",
+    "integration/test_configs.py::test_recipe_runs[finetune-task=wnut17]",
+    "integration/test_configs.py::test_recipe_runs[gpt-llama-tiny]",
+    "integration/test_configs.py::test_recipe_runs[languages-pivot,decoders=each]",
+    "integration/test_configs.py::test_recipe_runs[speech-model=ctc]",
+    "integration/test_configs.py::test_recipe_runs[t5-mini]",
+    "integration/test_configs.py::test_recipe_runs[text_to_text-]",
+)
+
+
+def name_of(item: pytest.Item) -> str:
+    """Return the file, relative to tests/, and the name without the case."""
+    return f"{item.path.relative_to(FOLDER)}::{item.name.partition('[')[0]}"
+
+
+def slow_cases(test: str, cases: Sequence[str], listed: Set[str]) -> set[str]:
+    """Return the names of those of the `cases` of `test` that are slow."""
+    if test in listed:
+        return set(cases)
+    file = test.partition("::")[0]
+    slow = {case for case in cases if f"{file}::{case}" in listed}
+    return slow | set(cases[1:-1]) if test in TWO_CASES else slow
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects by marks
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    listed = {*LONG} if config.getoption("quick") else {*LONG, *TRAINED_ELSEWHERE}
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if FOLDER in item.path.parents and not item.get_closest_marker("slow"):
+            tests.setdefault(name_of(item), []).append(item)
+    for test, cases in tests.items():
+        slow = slow_cases(test, [case.name for case in cases], listed)
+        for case in cases:
+            if case.name in slow:
+                case.add_marker(pytest.mark.slow)
