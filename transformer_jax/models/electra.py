@@ -29,7 +29,7 @@ Array = jax.Array
 class ReplacedTokensHead(nn.Module):
     """Logits that a token was replaced: activation(x W + b) · w + c.
 
-    Differs: The paper has sigmoid(w · x) (Section 3.1); the layer before it is that of
+    Differs: The paper has sigmoid(w · x) (Section 2); the layer before it is that of
     the authors' code.
     """
 
