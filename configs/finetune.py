@@ -27,7 +27,7 @@ Score: python scripts/evaluate.py --workdir=runs/trec
 Cost: in bfloat16 on one CPU core, trec takes about 1.5 minutes, sick 2.5 and sst2 4.
 Expected: from a pre-trained mini of BERT, 89.5 % accuracy on the 500 test questions of
 trec, 63.7 % on sick's test split and 80.8 % on sst2's dev split, means of three seeds;
-82.7 % on sick from scratch with the model of docs/extending.md that knows equal words
+82.7 % on sick from scratch with the model of docs/extending/equal_words.md
 (docs/results/bert.md). From a pre-trained mini of GPT, 90.7 % on trec, the mean of
 three seeds, and 63.6 % on sick, one seed, both measured with --config.model.norm=post
 (docs/results/gpt.md).

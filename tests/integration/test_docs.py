@@ -7,13 +7,16 @@ block is written to that file instead. A ```text block directly after a ```pytho
 is its expected output. A ```bash block is checked without being run: each line is a
 comment or a command. It has no "…" and no [optional] parts. A line that ends in a
 backslash continues on the next one.
+
+A page that says "This page continues [title](page.md)" is run after that page. It has
+its files, but not its names.
 """
 
 import itertools
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,30 +99,42 @@ def outputs(page: list[Block]) -> dict[int, str]:
     }
 
 
-def folder(path: Path, page: list[Block]) -> None:
+def continued(name: str) -> list[str]:
+    """Return the pages that page `name` continues, the first one first."""
+    found = re.search(
+        r"This\s+page\s+continues\s+\[[^\]]*\]\((\w+\.md)", (ROOT / name).read_text()
+    )
+    if not found:
+        return []
+    before = str(Path(name).with_name(found[1]))
+    return [*continued(before), before]
+
+
+def folder(path: Path, name: str, page: list[Block]) -> None:
     """Create the folders and files that a page uses."""
-    for name in ("configs", "scripts"):
-        shutil.copytree(ROOT / name, path / name)
+    for copied in ("configs", "scripts"):
+        shutil.copytree(ROOT / copied, path / copied)
     (path / "docs" / "images").mkdir(parents=True)
     save(path / "pretrained", drawn(PRETRAINING))
     bart_folders.save("Bart", path / "bart")
     bart_folders.save_tokenizer("Bart", path / "bart")
     (path / "runs" / "electra").mkdir(parents=True)
     store(path / "runs" / "electra", get_config("electra", "mini"))
-    for block in page:
+    earlier = [blocks((ROOT / before).read_text()) for before in continued(name)]
+    for block in itertools.chain(*earlier, page):
         if block.language == "python" and block.file:
             assert not block.file.startswith("transformer_jax/"), (
-                f"line {block.line} would change the package"
+                f"{block.file} would change the package"
             )
             (path / block.file).parent.mkdir(parents=True, exist_ok=True)
             (path / block.file).write_text(block.code)
 
 
-def program(page: list[Block]) -> str:
+def program(page: list[Block], imports: Iterable[str] = ()) -> str:
     """Return the blocks as one program, in which every line has the same number as
-    on the page.
+    on the page. The first line imports the modules `imports`.
     """
-    lines = [SETTINGS]
+    lines = ["; ".join([SETTINGS, *(f"import {name}" for name in imports)])]
     for block in page:
         if block.language == "python" and not block.file:
             lines += [""] * (block.line - 2 - len(lines))
@@ -130,8 +145,12 @@ def program(page: list[Block]) -> str:
 def run(name: str, text: str, path: Path) -> dict[int, str]:
     """Return {line of a block: its output}."""
     page = blocks(text)
-    folder(path, page)
-    (path / "page.py").write_text(program(page))
+    folder(path, name, page)
+    earlier = {f"before_{i}": before for i, before in enumerate(continued(name))}
+    for module, before in earlier.items():
+        code = program(blocks((ROOT / before).read_text()))
+        (path / f"{module}.py").write_text(code)
+    (path / "page.py").write_text(program(page, earlier))
     done = script(str(path / "page"), cwd=path, timeout=1800)
     assert done.returncode == 0, (
         f"{name} fails; "
@@ -294,7 +313,7 @@ def commands(name: str, block: Block) -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parametrize("name", PAGES)
 def test_commands_are_right(name, tmp_path):
     page = blocks((ROOT / name).read_text())
-    folder(tmp_path, page)
+    folder(tmp_path, name, page)
     (tmp_path / "parse.py").write_text(PARSE)
     for where, words in (
         found

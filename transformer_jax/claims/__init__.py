@@ -76,6 +76,6 @@ def _checked(module: types.ModuleType, name: str) -> Claim:
     if not isinstance(claim, Claim):
         raise UserError(
             f"{name} defines no CLAIM of the class transformer_jax.claims.claim.Claim: "
-            "see docs/extending.md"
+            "see docs/extending/claim.md"
         )
     return claim
