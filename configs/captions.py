@@ -8,7 +8,7 @@ was trained elsewhere; `image=photographs` trains a small residual network (He e
 score comes from the language alone.
 Data: Flickr8k (Hodosh et al. 2013), a table captions.tsv with five captions for each
 image, and {split}.image.npy with grids of 7×7×96 or {split}.zip with photographs;
-docs/data.md shows the layout.
+docs/several_targets.md shows the layout.
 Command: python scripts/train.py --config=configs/captions.py --workdir=runs/captions \
     --config.data.directory=DIR
 Score: python scripts/evaluate.py --workdir=runs/captions

@@ -5,7 +5,7 @@ an encoder over positions of 40 ms, and a decoder that writes one word.
 
 Paper: the Transformer of Vaswani et al. 2017 on frames, as in Dong et al. 2018.
 Data: the Free Spoken Digit Dataset, as WAV files and tables `{split}.tsv` with the
-columns file and text; docs/data.md shows their layout.
+columns file and text; docs/images.md shows their layout.
 Command: python scripts/train.py --config=configs/spoken_digits.py \
     --workdir=runs/spoken --config.data.directory=DIR
 Cost: less than an hour on two busy CPU cores.
