@@ -5,7 +5,7 @@
 #   gcloud compute tpus tpu-vm ssh NAME --zone=ZONE --worker=all --command='git clone URL transformer_jax &&
 #     cd transformer_jax && bash -c "source scripts/environment.sh .[gcs]" && .venv/bin/pip install "jax[tpu]"'
 # The environment variable LIBTPU_INIT_ARGS, with options of the compiler, is passed on to the hosts. By default it is not
-# set: none of those that we tried helped (docs/results/accelerators.md).
+# set: none of those that we tried helped (docs/results/negative.md).
 # The environment variable REPOSITORY names the cloned folder on the hosts (default: transformer_jax). When a host fails,
 # all hosts restart, at most TRIES times in all (default: 10), after a pause that doubles from PAUSE (2 s) to 60 s. The
 # script ends when the run finishes (exit code 0), has an error that a restart cannot fix (2), or is stopped here, e.g. by

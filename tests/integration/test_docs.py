@@ -380,6 +380,18 @@ def test_links_lead_somewhere(name):
             )
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in PAGES if name.startswith("docs/results/")]
+)
+def test_results_are_short(name):
+    lines = len((ROOT / name).read_text().splitlines())
+    assert lines <= 150, (
+        f"{name} has {lines} lines, limit 150: "
+        "move what was tried on the way to docs/log.md, "
+        "and what did not help to docs/results/negative.md"
+    )
+
+
 def test_readme_is_short():
     lines = len((ROOT / "README.md").read_text().splitlines())
     assert lines <= 150, (

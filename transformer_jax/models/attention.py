@@ -391,7 +391,7 @@ class MultiHeadAttention(nn.Module):
             query = self._queries(x, places)
             heads, weights = attend_to_cache(query, memory, **options)
         else:
-            # before the queries: see docs/results/speed.md, "Order of the projections"
+            # before the queries, which is faster: see docs/log.md, 2026-11-27
             key, value = self.heads(memory, places)
             query = self._queries(x, places)
             if self.dropout_rate and self.has_rng("dropout"):

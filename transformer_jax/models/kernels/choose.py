@@ -123,7 +123,7 @@ def _lacks_of_cudnn(needs: Needs) -> Lacks:
         yield "head_dim", "a multiple of 8, at most 128"
 
 
-# docs/results/accelerators.md has the figures behind the lengths.
+# docs/log.md (2026-11-25) has the figures behind the lengths.
 SHORT = Kernel(
     "short",
     short_attention,
