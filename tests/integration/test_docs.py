@@ -34,7 +34,7 @@ PAGES = sorted(
     ]
 )
 
-# Replacements for pages that train for minutes. Output is compared only above the first
+# Replacements for pages that take long. Output is compared only above the first
 # changed block. This includes the slow test, which runs these pages unchanged: the
 # result of a long training depends on the processor.
 SHORTENED: dict[str, list[tuple[str, str]]] = {
