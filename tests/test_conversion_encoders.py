@@ -123,4 +123,5 @@ def test_fine_tuning_on_pairs(tmp_path, family):
         before, after = Tensors(folder)[name], Tensors(tmp_path / "back")[name]
         assert not after[:2].any()
         assert (before[2:] != after[2:]).any()
-        np.testing.assert_allclose(before[2:], after[2:], atol=0.05)
+        # two large steps; rows of other positions differ by more
+        np.testing.assert_allclose(before[2:], after[2:], atol=0.5)
