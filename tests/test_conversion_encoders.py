@@ -92,6 +92,7 @@ def test_a_discriminator_there_and_back(tmp_path):
     "family",
     [
         "Roberta",
+        pytest.param("XLMRoberta", marks=SLOW),
         pytest.param("DistilBert", marks=SLOW),
         pytest.param("Electra", marks=SLOW),
     ],
@@ -112,8 +113,15 @@ def test_fine_tuning_on_pairs(tmp_path, family):
     record = {"sentence": "ek", "reversed": "ke"}
     assert "label" in predictor.predict([record])[0]
     frame = predictor.task.config.backbone.frame(predictor.task.corpus)
-    assert frame.separators == 1 + (family == "Roberta")
+    assert frame.separators == 1 + family.endswith("Roberta")
     stored = read(tmp_path / "run")
     conversion.to_folder(tmp_path / "run", stored, str(tmp_path / "back"))
     named = json.loads((tmp_path / "back" / "config.json").read_text())
     assert named["architectures"] == [f"{family}ForSequenceClassification"]
+    if family.endswith("Roberta"):  # positions are read from the third row on
+        name = f"roberta.{POSITIONS}"
+        before, after = Tensors(folder)[name], Tensors(tmp_path / "back")[name]
+        assert not after[:2].any()
+        assert (before[2:] != after[2:]).any()
+        # two large steps; rows of other positions differ by more
+        np.testing.assert_allclose(before[2:], after[2:], atol=0.5)

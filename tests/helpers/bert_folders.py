@@ -84,5 +84,12 @@ def save(folder, tensors, **changes):
     return folder
 
 
+def save_classifier(folder, labels=("bad", "good")):
+    """Write a folder with the class BertForSequenceClassification."""
+    tensors = drawn(shapes(("classifier", (len(labels), D))))
+    classes = {"architectures": ["BertForSequenceClassification"]}
+    return save(folder, tensors, **classes, **numbered(labels))
+
+
 def numbered(labels):
     return {"id2label": {str(i): label for i, label in enumerate(labels)}}

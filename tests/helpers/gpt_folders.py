@@ -1,6 +1,7 @@
 """Hugging Face folders of GPT-2 and Llama, written without transformers."""
 
 import json
+import string
 
 import numpy as np
 
@@ -88,3 +89,13 @@ def save(folder, config, shapes):
     (folder / "config.json").write_text(json.dumps(config))
     write_file(folder / "model.safetensors", tensors)
     return tensors
+
+
+def save_gpt2(folder):
+    """Write a folder of GPT-2 with a tokenizer of letters."""
+    tokens = ["!", "Ġ", *string.ascii_lowercase, "<|endoftext|>"]
+    size = len(tokens)
+    save(folder, GPT2 | {"vocab_size": size, "n_positions": 37}, gpt2_shapes(size, 37))
+    ids = {token: i for i, token in enumerate(tokens)}
+    (folder / "vocab.json").write_text(json.dumps(ids))
+    (folder / "merges.txt").write_text("#version: 0.2\n")

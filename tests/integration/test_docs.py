@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import pytest
 
-from helpers import ROOT, bart_folders
+from helpers import ROOT, bart_folders, bert_folders, gpt_folders
 from helpers.bert_folders import PRETRAINING, drawn, save
 from helpers.forked import script
 from helpers.runs import get_config
@@ -37,10 +37,15 @@ PAGES = sorted(
     ]
 )
 
-# Replacements for pages that train for minutes. Output is compared only above the first
+# Replacements for pages that take long. Output is compared only above the first
 # changed block. This includes the slow test, which runs these pages unchanged: the
 # result of a long training depends on the processor.
 SHORTENED: dict[str, list[tuple[str, str]]] = {
+    # its model writes texts as the one above it does
+    "docs/from_flax_transformers.md": [
+        ('conversion.to_workdir(conversion.config_for("bart"), "runs/bart")', ""),
+        ('"runs/bart", {"decoding.beam_size": 4, ', '"runs/gpt2", {'),
+    ],
     "docs/walkthroughs/attention_map.md": [
         (
             "run = experiment.run(",
@@ -116,6 +121,8 @@ def folder(path: Path, name: str, page: list[Block]) -> None:
         shutil.copytree(ROOT / copied, path / copied)
     (path / "docs" / "images").mkdir(parents=True)
     save(path / "pretrained", drawn(PRETRAINING))
+    bert_folders.save_classifier(path / "classifier")
+    gpt_folders.save_gpt2(path / "gpt2")
     bart_folders.save("Bart", path / "bart")
     bart_folders.save_tokenizer("Bart", path / "bart")
     (path / "runs" / "electra").mkdir(parents=True)

@@ -35,6 +35,20 @@ Settings = dict[str, Any]
 
 # later files win over earlier ones
 SETTINGS = ("config.json", "special_tokens_map.json", "tokenizer_config.json")
+# the files of tokenizers in folders of Hugging Face
+FILES = (
+    *SETTINGS[1:],
+    "added_tokens.json",
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "source.spm",
+    "target.spm",
+    "target_vocab.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
 # The settings that name special tokens, in this order.
 NAMED = {
     "pad_id": ("pad_token",),

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import traverse_util
 
 from transformer_jax import files
+from transformer_jax.data import pair_frames, tokenizer_files
 from transformer_jax.interop import (
     bart,
     bert,
@@ -92,6 +94,51 @@ class Pretrained:
         }
         placed = {path: leaf.place(sharding) for path, leaf in self.parameters.items()}
         return traverse_util.unflatten_dict(zeros | placed, sep="/")
+
+    def tokenize(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids (B, T) of texts, padded to the longest, and where they are
+        valid (B, T): True at tokens, False at padding.
+
+        The special ids around a text are those of transformers. An encoder–decoder
+        reads the texts as sources.
+
+        Raises the errors of `tokenizer_files.from_folder`.
+        """
+        file, *_ = tokenizer_files.names_of(self.folder)
+        tokenizer = tokenizer_files.from_folder(self.folder, file)
+        begin, end = self.architecture.around
+        if self.architecture.begins:
+            begin = tokenizer_files.begins(self.folder)
+        before = tokenizer.bos_id if begin else None
+        rows = tokenizer.encode(texts, before, tokenizer.eos_id if end else None)
+        if self.architecture.framed:
+            frames = pair_frames.frames_of(self.folder, read_config(self.folder))
+            rows = rows.framed(*map(tokenizer.id_of, frames["source_frame"]))
+        valid = np.arange(rows.lengths.max(initial=0)) < rows.lengths[:, None]
+        tokens = np.full(valid.shape, tokenizer.pad_id or 0, np.int32)
+        tokens[valid] = rows.values
+        return tokens, valid
+
+    def write(self, folder: os.PathLike | str, params: Any) -> None:
+        """Write a model with other parameters, e.g. trained ones, to a new folder, with
+        the tokenizer of this one.
+
+        Raises the errors of `huggingface.write` and of `tokenizer_files.from_folder`.
+        """
+        *_, file = tokenizer_files.names_of(self.folder)
+        tokenizer = tokenizer_files.from_folder(self.folder, file)
+        paths = [Path(self.folder) / name for name in tokenizer_files.FILES]
+        copies = {path.name: path.read_bytes() for path in paths if files.exists(path)}
+        write(
+            folder,
+            self.architecture.task,
+            self.model,
+            params,
+            self.outputs.settings,
+            self.architecture.name,
+            {name: getattr(tokenizer, name) for name in ("pad_id", "bos_id", "eos_id")},
+            lambda _: copies,
+        )
 
 
 class Description(NamedTuple):

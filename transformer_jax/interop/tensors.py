@@ -8,6 +8,8 @@ https://github.com/huggingface/safetensors, "Format".
 The library of this name checks files here. Its `get_tensor` would copy each tensor,
 once for every device that needs a part of it; here, a tensor is mapped from its file.
 Its `save_file` needs all tensors in memory at once; `write` needs one.
+
+`flax_model.msgpack`, which the Flax models of transformers 4 wrote, is read whole.
 """
 
 import json
@@ -19,6 +21,7 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+from flax import serialization, traverse_util
 from safetensors import SafetensorError, safe_open
 
 from transformer_jax import files
@@ -38,12 +41,11 @@ DTYPES = {
     "U8": np.uint8,
     "BOOL": np.bool_,
 }
-OTHER_FORMATS = (
-    "pytorch_model.bin",
-    "tf_model.h5",
-    "flax_model.msgpack",
-    "adapter_model.bin",
-)
+NAMES = {np.dtype(kind): name for name, kind in DTYPES.items()}
+OTHER_FORMATS = ("pytorch_model.bin", "tf_model.h5", "adapter_model.bin")
+FLAX = "flax_model.msgpack"
+# the last part of a name in Flax → in PyTorch
+OF_FLAX = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
 
 
 class InteropError(UserError):
@@ -53,29 +55,37 @@ class InteropError(UserError):
 class _Region(NamedTuple):
     """The part of a file that holds a tensor.
 
-    `offset` is in bytes from the start of the file.
+    `offset` is in bytes from the start of the file. `values` are those of a tensor
+    that is in memory already.
     """
 
     path: Path
     dtype: str
     shape: tuple[int, ...]
     offset: int
+    values: np.ndarray | None = None
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """The tensors of a folder, from `file` or from the shards that INDEX names.
+    """The tensors of a folder, from `file`, from the shards that INDEX names, or else
+    from FLAX.
 
     A tensor is mapped from its file each time it is looked up, in the dtype of the
-    file. It leaves memory with the array.
+    file. It leaves memory with the array. Those of FLAX stay in memory.
 
     Raises:
-        InteropError: there is no such file, a shard is missing, or a header is damaged.
+        InteropError: there is no such file, a shard is missing, or a file is damaged.
             On look-up: the tensor has a dtype that is not in DTYPES.
     """
 
     def __init__(self, folder: os.PathLike | str, file: str = FILE):
         self.folder = Path(folder)
         self._regions: dict[str, _Region] = {}
+        others = (self.folder / FILE, self.folder / INDEX)
+        flax = self.folder / FLAX
+        if file == FILE and files.exists(flax) and not any(map(files.exists, others)):
+            self._regions = _of_flax(flax)
+            return
         for path, names in _listed(self.folder, file).items():
             regions = _header(path)
             if missing := sorted(set(names) - regions.keys()):
@@ -87,6 +97,8 @@ class Tensors(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         region = self._regions[name]
+        if region.values is not None:
+            return region.values
         if region.dtype not in DTYPES:
             raise InteropError(
                 f"{region.path}: {name} is of type {region.dtype}: "
@@ -147,6 +159,31 @@ def _listed(folder: Path, file: str) -> dict[Path, list[str]]:
             "copy the missing files"
         )
     return shards
+
+
+def _of_flax(path: Path) -> dict[str, _Region]:
+    """Return the parameters of a Flax model of transformers under the names and in the
+    layouts of PyTorch.
+
+    The names are the same up to their last part. Of a linear map, Flax has the
+    transpose.
+    """
+    try:
+        tree = serialization.msgpack_restore(path.read_bytes())
+        flat = traverse_util.flatten_dict(tree, sep=".")
+        arrays = {name: np.asarray(value) for name, value in flat.items()}
+    except (ValueError, TypeError, AttributeError, AssertionError) as error:
+        raise InteropError(
+            f"{path} is damaged, or not a file of Flax: {error}; copy it again"
+        ) from error
+    regions = {}
+    for name, values in arrays.items():
+        module, dot, last = name.rpartition(".")
+        values = values.T if last == "kernel" else values
+        dtype = NAMES.get(values.dtype, str(values.dtype))
+        theirs = module + dot + OF_FLAX.get(last, last)
+        regions[theirs] = _Region(path, dtype, values.shape, 0, values)
+    return regions
 
 
 def _header(path: Path) -> dict[str, _Region]:
