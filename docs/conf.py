@@ -47,6 +47,8 @@ nb_execution_excludepatterns = [] if os.environ.get("DOCS_ALL") else LONG_PAGES
 
 # The reference: a page for each folder of the package, with its public names.
 autosummary_generate = False
+add_module_names = False
+toc_object_entries = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
@@ -70,7 +72,7 @@ html_copy_source = False
 html_theme_options = {
     "path_to_docs": "docs",
     "show_navbar_depth": 1,
-    "show_toc_level": 2,
+    "show_toc_level": 1,
     "use_download_button": False,
     "use_fullscreen_button": False,
     "pygments_light_style": "a11y-high-contrast-light",

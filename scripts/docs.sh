@@ -11,5 +11,6 @@ if [ "${1:-}" = --all ]; then
 fi
 [ $# = 0 ] || { echo "usage: scripts/docs.sh [--all]" >&2; exit 2; }
 rm -rf docs/_build
-python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
+python -m sphinx --builder html --fail-on-warning --keep-going --quiet \
+    --doctree-dir docs/_build/doctrees docs docs/_build/html
 python docs/_extensions/check_site.py docs/_build/html

@@ -73,7 +73,7 @@ def paragraph(block: list[str], module: str, documented: Any) -> list[str]:
         else:
             line = re.sub(r"^Differs: ", "**Differs:** ", line)
             is_in_field = any(row.startswith(":param ") for row in result)
-            margin = "    " if is_in_field else ""
+            margin = "    " if is_in_field and line[0] != " " else ""
             result.append(margin + inline(line, module, documented))
     return reindent(result)
 

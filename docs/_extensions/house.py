@@ -31,20 +31,24 @@ def write_reference(app: Sphinx) -> None:
     for init in PACKAGE.rglob("__init__.py"):
         room = module_name(init)
         modules = [module_name(path) for path in sorted(init.parent.glob("*.py")) if path != init]
-        page = [room, "=" * len(room), "", f".. automodule:: {room}"]
+        page = [*heading(room, "="), f".. automodule:: {room}"]
         page += ["   :members:", "   :ignore-module-all:", ""]
         page += [".. autosummary::", ""]
         page += ["   " + name.removeprefix(f"{room}.") for name in modules]
         page.append("")
         for name in modules:
-            title = name.removeprefix("transformer_jax.")
-            page += [title, "-" * len(title), ""]
-            page += [f".. automodule:: {name}", "   :members:"]
-            page += ["   :special-members: __call__", ""]
+            page += [*heading(name, "-"), f".. automodule:: {name}"]
+            page += ["   :members:", "   :special-members: __call__", ""]
         text = "\n".join(page)
         path = Path(app.srcdir) / "api" / f"{room}.rst"
         if not path.exists() or path.read_text() != text:  # else it is built again
             path.write_text(text)
+
+
+def heading(module: str, underline: str) -> list[str]:
+    """Return a heading with a label, which `resolve_links` refers to."""
+    title = module.removeprefix("transformer_jax.")
+    return [f".. _reference-{module}:", "", title, underline * len(title), ""]
 
 
 def resolve_links(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -61,10 +65,7 @@ def resolve_links(app: Sphinx, docname: str, source: list[str]) -> None:
         if path.is_relative_to(app.srcdir) or not path.exists():
             return link[0]
         if path.is_relative_to(PACKAGE):
-            room = path if path.is_dir() else path.parent
-            page_of_room = f"/api/{module_name(room)}.rst"
-            anchor = "" if path.is_dir() else f"#module-{module_name(path)}"
-            return f"]({page_of_room}{anchor})"
+            return f"](#reference-{module_name(path)})"
         if path.name == "CONTRIBUTING.md":
             return f"](/contributing.md{anchor})"
         if path.name == "README.md":
@@ -103,6 +104,14 @@ def convert_docstring(
         module = getattr(documented, "__module__", None) or ""
     if module.startswith("transformer_jax"):
         lines[:] = convert(lines, module, documented)
+
+
+def skip_aliases(
+    app: Sphinx, kind: str, name: str, documented: Any, skip: bool, options: Any
+) -> bool | None:
+    """Leave out the fields of named tuples, which the text of the class describes."""
+    text = getattr(documented, "__doc__", None) or ""
+    return True if text.startswith("Alias for field number") else None
 
 
 def public_names(path: Path) -> list[str]:
@@ -158,6 +167,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", write_reference)
     app.connect("source-read", resolve_links)
     app.connect("autodoc-process-docstring", convert_docstring, priority=400)
+    app.connect("autodoc-skip-member", skip_aliases)
     app.connect("autodoc-process-signature", shorten_signature)
     app.connect("env-updated", check_reference)
     app.connect("build-finished", write_llms)
