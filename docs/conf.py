@@ -53,6 +53,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 autodoc_default_options = {"exclude-members": "setup, parent, name, scope"}
+smartquotes = False  # "none" is a value in code
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 nitpicky = True
