@@ -144,7 +144,8 @@ def target(name: str, module: str, documented: Any) -> str | None:
         for part in name.split("."):
             value = inspect.getattr_static(value, part, None)
         home = getattr(value, "__module__", None) or ""
-        if callable(value) and home.startswith("transformer_jax"):
+        is_ours = home.startswith("transformer_jax")
+        if callable(value) and is_ours and not name.endswith("setup"):
             return f"{home}.{value.__qualname__}"
     return None
 
