@@ -33,7 +33,10 @@ exclude_patterns = ["_build", "_extensions"]
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 6
 myst_update_mathjax = False
-suppress_warnings = ["myst.header"]  # a page may start with a heading of level 2
+suppress_warnings = [
+    "myst.header",  # a page may start with a heading of level 2
+    "ref.python",  # two classes have the same name, e.g. Task, in an annotation
+]
 
 # Pages of the book run when they are built. An error or a failed assert stops the build.
 nb_execution_mode = "force"
