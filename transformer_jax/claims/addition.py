@@ -93,6 +93,7 @@ def addition() -> ConfigDict:
 
 
 def condition(digits: int, order: str) -> Trained:
+    """Return the training that adds numbers of `digits` digits, written in `order`."""
     length = 2 * digits + 2  # both numbers, "+", and the end
     return Trained(
         addition,

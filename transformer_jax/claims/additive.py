@@ -45,6 +45,7 @@ ScaledDot = with_change(raw_values)
 
 
 def condition(d: int, attention: str, task: str = "") -> Trained:
+    """Return a training on dates with vectors of width d and this attention."""
     keys: dict[str, Any] = {
         "model.d_model": d,
         "model.encoder_dim": d,

@@ -45,6 +45,7 @@ pretrained = Trained(
 
 
 def condition(examples: str, weight: float) -> Trained:
+    """Return the fine-tuning on some examples, with the second loss of this weight."""
     split, steps = SETS[examples]
     return Trained(
         "finetune.py:model=gpt,task=sst2",
@@ -64,6 +65,7 @@ def condition(examples: str, weight: float) -> Trained:
 
 
 def rule(examples: str, guess: tuple[float, float], **limits: Any) -> Expected:
+    """Return the rule that the second loss raises the accuracy."""
     with_loss, without = f"{examples}, λ = 0.5", f"{examples}, λ = 0"
     return Expected("accuracy", with_loss, minus=without, guess=guess, **limits)
 

@@ -13,6 +13,7 @@ LAST, AVERAGE = "last checkpoint", "average of five"
 
 
 def condition(checkpoint: str) -> Trained:
+    """Return the training, scored with this kind of checkpoint."""
     return base(
         {
             "optimizer.schedule": "inverse_sqrt",

@@ -38,6 +38,7 @@ def length_ratio(texts: Sequence[str], references: Sequence[str]) -> float:
 
 
 def condition(beams: int, normalized: bool = False) -> Trained:
+    """Return the training, scored with a beam of this width."""
     return base(
         score=bleu_and_length,
         overrides={

@@ -115,6 +115,7 @@ def layers_matter(predictor: Predictor, setting: Setting) -> Measurements:
 
 
 def measured(norm: str) -> Trained:
+    """Return the training with this norm, and what is measured in it."""
     return dataclasses.replace(
         condition(norm, 500),
         score=layers_matter,

@@ -50,6 +50,7 @@ def accuracies(predictor: Predictor, setting: Setting) -> Measurements:
 
 
 def condition(split: str, model: str, steps: int, **keys: Any) -> Trained:
+    """Return the training of a model on a split of SCAN."""
     return Trained(
         f"scan.py:{split},{model}",
         keys={
@@ -64,6 +65,7 @@ def condition(split: str, model: str, steps: int, **keys: Any) -> Trained:
 
 
 def transformer(split: str, positions: str, steps: int = 7000) -> Trained:
+    """Return the training of a Transformer on a split of SCAN."""
     return condition(split, positions, steps, dropout_rate=0.2)
 
 

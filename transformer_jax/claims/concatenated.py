@@ -105,6 +105,7 @@ def algebra(seed: int, quick: bool) -> Measurements:
 
 
 def condition(task: str = "") -> Trained:
+    """Return a training on dates, by default with the package's own task."""
     keys: dict[str, Any] = {"training.steps": 500}
     if task:
         keys["task"] = f"transformer_jax.claims.concatenated:{task}"

@@ -104,6 +104,7 @@ def small_recurrent() -> ConfigDict:
 def condition(
     score: str, reader: str, task: str = "AnyDecoder", **keys: Any
 ) -> Trained:
+    """Return the training of a decoder with this score and this reader."""
     model = {"attention": score, "reader": reader, **keys}
     return Trained(
         small_recurrent,
@@ -117,6 +118,7 @@ def condition(
 
 
 def attending(score: str, reader: str, **keys: Any) -> Trained:
+    """Return the training of a bidirectional model with this score and this reader."""
     return condition(score, reader, bidirectional=True, **keys)
 
 

@@ -135,6 +135,7 @@ def bilstm_tagging() -> ConfigDict:
 def condition(
     recipe: Callable[[], ConfigDict], rate: float, feature_layers: int
 ) -> Trained:
+    """Return the fine-tuning of a recipe with these layers over the features."""
     return Trained(
         recipe,
         keys={

@@ -122,6 +122,7 @@ def grokking() -> ConfigDict:
 
 
 def condition(weight_decay: float) -> Grokking:
+    """Return the training with this weight decay."""
     return Grokking(
         grokking,
         keys={"optimizer.weight_decay": weight_decay},

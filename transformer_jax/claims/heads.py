@@ -13,6 +13,7 @@ WIDTH = 128  # of all heads together
 
 
 def condition(heads: int) -> Trained:
+    """Return the training with this number of heads, whose widths add up to WIDTH."""
     head_dim = WIDTH // heads
     return base(
         {

@@ -120,6 +120,7 @@ def induction() -> ConfigDict:
 
 
 def condition(num_layers: int) -> Trained:
+    """Return the training of a model with this number of layers."""
     return Trained(
         induction,
         keys={"model.num_layers": num_layers, "model.unroll": num_layers},

@@ -89,6 +89,7 @@ class Early:
 
 
 def taken(count: int) -> Trained:
+    """Return the fine-tuning that takes `count` layers of the pre-trained model."""
     return fine_tuned(pretrained({}), "sick", {"fine_tuning.transferred_layers": count})
 
 

@@ -67,6 +67,7 @@ def by_length(predictor: Predictor, setting: Setting) -> Measurements:
 
 
 def condition(model: str, keys: dict[str, Any]) -> Trained:
+    """Return the training of a model with these keys."""
     return Trained(
         f"rnn.py:{model},small",
         {
@@ -92,6 +93,7 @@ def condition(model: str, keys: dict[str, Any]) -> Trained:
 
 
 def recurrent(attention: str, encoder_dim: int) -> Trained:
+    """Return the training of a recurrent model with this attention."""
     return condition(
         attention,
         {

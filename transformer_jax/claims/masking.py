@@ -20,6 +20,7 @@ FEATURES = {"fine_tuning.feature_layers": 2, "optimizer.learning_rate": 1e-3}
 
 
 def conditions(shares: str) -> dict[str, Trained]:
+    """Return a pre-training with these shares of masks, and what follows it."""
     start = pretrained(RULES[shares])
     return {
         f"{shares}, pre-training": start,

@@ -24,6 +24,7 @@ RTE = {
 def conditions(
     name: str, masking: dict[str, Any], model: dict[str, Any]
 ) -> dict[str, Trained]:
+    """Return a pre-training with these keys, and what follows it."""
     start = pretrained({**masking, **model})
     return {
         f"{name}, pre-training": start,

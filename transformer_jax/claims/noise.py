@@ -103,6 +103,8 @@ CHARACTERS = {
 
 
 def conditions(name: str, task: str) -> dict[str, Trained]:
+    """Return the classifiers over words, subwords and characters."""
+
     def small(keys: dict[str, object]) -> Trained:
         return Trained(
             f"word_vectors.py:task={task}",

@@ -120,6 +120,7 @@ def of_layer(
 
 
 def condition(function: Callable[[jax.Array], Any]) -> Computed:
+    """Return the measurement of the layer that `function` computes."""
     measure = functools.partial(of_layer, function)
     return Computed(measure, {"layer": function.__name__, "width": WIDTH})
 

@@ -84,6 +84,7 @@ def scores_at_lengths(predictor: Predictor, setting: Setting) -> Measurements:
 
 
 def dates(positions: str = "") -> Trained:
+    """Return a training on dates with this kind of positions."""
     keys: dict[str, Any] = {"training.steps": 500}
     if positions:
         keys["model.positions"] = positions
@@ -95,6 +96,7 @@ def dates(positions: str = "") -> Trained:
 
 
 def language_model(positions: str) -> Trained:
+    """Return the training of a language model with this kind of positions."""
     return Trained(
         "gpt.py:shakespeare-cpu",
         {

@@ -15,6 +15,7 @@ STEPS = 750
 
 
 def condition(attention: str, is_reversed: bool) -> Trained:
+    """Return the training with the source as it is or reversed."""
     keys: dict[str, Any] = {
         "model.source_vocab_size": 3000,
         "model.target_vocab_size": 3000,

@@ -43,6 +43,8 @@ def of_width(d_k: int, is_scaled: bool, seed: int) -> Measurements:
 
 
 def condition(d_k: int, is_scaled: bool) -> Computed:
+    """Return the measurement of random scores of width d_k."""
+
     def measure(seed: int, quick: bool) -> Measurements:
         return of_width(d_k, is_scaled, seed)
 
@@ -53,6 +55,7 @@ Unscaled = with_change(unscaled)
 
 
 def of_training(task: str = "") -> Trained:
+    """Return a training on dates with one head of width 128."""
     keys: dict[str, Any] = {
         "model.num_heads": 1,
         "model.head_dim": 128,

@@ -45,6 +45,7 @@ Rectified = with_change(rectified)
 
 
 def condition(task: str = "") -> Trained:
+    """Return a training on dates, by default with the package's own task."""
     keys: dict[str, Any] = {"training.steps": 500}
     if task:
         keys["task"] = f"transformer_jax.claims.shared_maps:{task}"

@@ -11,6 +11,7 @@ from transformer_jax.claims.trained import Trained
 
 
 def of_width(d_model: int) -> Trained:
+    """Return the training of a model of this width."""
     return base(
         {
             "model.d_model": d_model,

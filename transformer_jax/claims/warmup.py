@@ -8,6 +8,7 @@ DIVERGED = {"loss": 9.2, "bleu_tokenized": 0.0}
 
 
 def condition(norm: str, warmup: int) -> Trained:
+    """Return the training with this norm and this number of warm-up steps."""
     return Trained(
         f"multi30k.py:en-de,{norm}",
         keys={

@@ -27,8 +27,8 @@ def frames_of(path: epath.PathLike, config: Mapping[str, Any]) -> dict[str, Any]
         config: its config.json and generation_config.json.
 
     Raises:
-        TokenizerError: a language is no token, or see `tokenizer_frames.frame`.
-        The errors of `tokenizer_files.from_folder`.
+        TokenizerError: a language is no token, or see `tokenizer_frames.frame` and
+            `tokenizer_files.from_folder`.
     """
     folder = epath.Path(path).expanduser()
     settings = tokenizer_files.settings_of(folder)

@@ -168,6 +168,7 @@ def with_head(
 
 
 def pretraining_module(model: bert.BertConfig, outputs: int) -> nn.Module:
+    """Return the model with the heads of pre-training."""
     return bert.Pretraining(model)
 
 

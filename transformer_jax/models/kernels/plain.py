@@ -24,4 +24,5 @@ def equations() -> Iterator[None]:
 
 
 def is_on() -> bool:
+    """Return True inside `equations`."""
     return _is_on.get()
