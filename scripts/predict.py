@@ -32,7 +32,7 @@ from transformer_jax.data.examples import parse_record
 from transformer_jax.errors import UserError
 from transformer_jax.predictor import Predictor
 from transformer_jax.training import processes
-from transformer_jax.training.task import POOLINGS
+from transformer_jax.training.task import POOLINGS, Record
 
 INPUT = flags.DEFINE_string("input", "-", "text file, or - for stdin")
 OUTPUT = flags.DEFINE_string("output", "-", "file to write, or - for stdout")
@@ -95,7 +95,7 @@ def write(predictor: Predictor, lines: Sequence[str]) -> None:
     ]
     if EMBEDDINGS.value:
         vectors = predictor.embed(records, EMBEDDINGS.value)
-        found = [{"embedding": vector.tolist()} for vector in vectors]
+        found: list[Record] = [{"embedding": vector.tolist()} for vector in vectors]
     else:
         found = predictor.predict(records, scored=SCORE.value)
     text = "".join(files.one_line(prediction) + "\n" for prediction in found).encode()
