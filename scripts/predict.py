@@ -16,6 +16,8 @@ Predicted text is written as is, except that characters that may end a line, e.g
 U+2028, become spaces. Any other prediction is written as a JSON object. With
 --config.decoding.n_best above 1, the prediction of a translation model is
 {"hypotheses": [{"text", "score", "log_probability"}, ...]}, best first.
+
+With --embeddings, a BERT writes {"embedding": [...]}, one vector for each text.
 """
 
 import itertools
@@ -30,6 +32,7 @@ from transformer_jax.data.examples import parse_record
 from transformer_jax.errors import UserError
 from transformer_jax.predictor import Predictor
 from transformer_jax.training import processes
+from transformer_jax.training.task import POOLINGS, Record
 
 INPUT = flags.DEFINE_string("input", "-", "text file, or - for stdin")
 OUTPUT = flags.DEFINE_string("output", "-", "file to write, or - for stdout")
@@ -37,6 +40,13 @@ SCORE = flags.DEFINE_bool(
     "score",
     False,
     "write JSON objects with scores; a language model scores the given texts",
+)
+EMBEDDINGS = flags.DEFINE_enum(
+    "embeddings",
+    None,
+    POOLINGS,
+    "write one vector per text: the mean over its tokens, or the output at [CLS]; "
+    "for a BERT",
 )
 STREAM = flags.DEFINE_bool(
     "stream",
@@ -48,13 +58,19 @@ STREAM = flags.DEFINE_bool(
 
 def main(config: ConfigDict) -> None:
     command_line.check_output(OUTPUT.value, INPUT.value, flags.FLAGS.workdir)
-    if STREAM.value and (SCORE.value or OUTPUT.value != "-"):
+    objects = SCORE.value or EMBEDDINGS.value is not None
+    if STREAM.value and (objects or OUTPUT.value != "-"):
         raise UserError(
-            "--stream shows text on stdout: leave out --score and --output, or --stream"
+            "--stream shows text on stdout: leave out --score, --embeddings and "
+            "--output, or --stream"
+        )
+    if SCORE.value and EMBEDDINGS.value:
+        raise UserError(
+            "a line has scores or a vector: leave out --score or --embeddings"
         )
     lines = command_line.read_lines(INPUT.value)
     predictor = Predictor(flags.FLAGS.workdir, config)
-    watched = OUTPUT.value == "-" and not SCORE.value and sys.stdout.isatty()
+    watched = OUTPUT.value == "-" and not objects and sys.stdout.isatty()
     if STREAM.value or (STREAM.value is None and watched and predictor.streamed):
         stream(predictor, lines)
     else:
@@ -77,7 +93,11 @@ def write(predictor: Predictor, lines: Sequence[str]) -> None:
         parse_record(line, f"input, line {n}", columns, needed, needed)
         for n, line in enumerate(lines, 1)
     ]
-    found = predictor.predict(records, scored=SCORE.value)
+    if EMBEDDINGS.value:
+        vectors = predictor.embed(records, EMBEDDINGS.value)
+        found: list[Record] = [{"embedding": vector.tolist()} for vector in vectors]
+    else:
+        found = predictor.predict(records, scored=SCORE.value)
     text = "".join(files.one_line(prediction) + "\n" for prediction in found).encode()
     if not processes.is_first():
         return

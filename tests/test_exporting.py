@@ -37,26 +37,29 @@ SAMPLED = {
     "decoding.stop_strings": ("a",),
 }
 ORDERS = {"data.second_column": "reversed", "fine_tuning.both_orders": True}
-# task, architecture, changed keys, scores instead of predictions
+SCORES = {"scored": True}
+# task, architecture, changed keys, options of the program
 CASES = [
-    ("classification", None, {}, False),
-    ("sequence_to_sequence", None, {}, False),
-    ("language_modeling", None, SAMPLED, False),
-    ("language_modeling", None, {}, True),
-    pytest.param("sequence_to_sequence", None, GREEDY | RULES, False, marks=SLOW),
-    pytest.param("sequence_to_sequence", "recurrent", {}, False, marks=SLOW),
-    pytest.param("sequence_to_sequence", "convs2s", {}, False, marks=SLOW),
-    pytest.param("language_modeling", "recurrent_lm", {}, False, marks=SLOW),
-    pytest.param("bert_pretraining", None, {}, False, marks=SLOW),
-    pytest.param("bert_pretraining", None, {}, True, marks=SLOW),
-    pytest.param("electra_pretraining", None, {}, False, marks=SLOW),
-    pytest.param("denoising", None, {}, False, marks=SLOW),
-    pytest.param("regression", "gpt", ORDERS, False, marks=SLOW),
-    pytest.param("multiple_choice", None, {}, False, marks=SLOW),
-    pytest.param("tagging", None, {}, False, marks=SLOW),
-    pytest.param("question_answering", None, {}, False, marks=SLOW),
-    pytest.param("several_decoders", None, {}, False, marks=SLOW),
-    pytest.param("transcription", None, {}, False, marks=SLOW),
+    ("classification", None, {}, {}),
+    ("sequence_to_sequence", None, {}, {}),
+    ("language_modeling", None, SAMPLED, {}),
+    ("language_modeling", None, {}, SCORES),
+    pytest.param("sequence_to_sequence", None, GREEDY | RULES, {}, marks=SLOW),
+    pytest.param("sequence_to_sequence", "recurrent", {}, {}, marks=SLOW),
+    pytest.param("sequence_to_sequence", "convs2s", {}, {}, marks=SLOW),
+    pytest.param("language_modeling", "recurrent_lm", {}, {}, marks=SLOW),
+    pytest.param("bert_pretraining", None, {}, {}, marks=SLOW),
+    pytest.param("bert_pretraining", None, {}, SCORES, marks=SLOW),
+    pytest.param("bert_pretraining", None, {}, {"pooling": "mean"}, marks=SLOW),
+    pytest.param("electra_pretraining", None, {}, {}, marks=SLOW),
+    pytest.param("electra_pretraining", None, {}, {"pooling": "cls"}, marks=SLOW),
+    pytest.param("denoising", None, {}, {}, marks=SLOW),
+    pytest.param("regression", "gpt", ORDERS, {}, marks=SLOW),
+    pytest.param("multiple_choice", None, {}, {}, marks=SLOW),
+    pytest.param("tagging", None, {}, {}, marks=SLOW),
+    pytest.param("question_answering", None, {}, {}, marks=SLOW),
+    pytest.param("several_decoders", None, {}, {}, marks=SLOW),
+    pytest.param("transcription", None, {}, {}, marks=SLOW),
 ]
 
 
@@ -67,12 +70,12 @@ def task_and_params(name, corpus, architecture=None, changes=()):
     return task, nn.unbox(jax.jit(task.init)(jax.random.key(0)))
 
 
-@pytest.mark.parametrize(("name", "architecture", "changes", "scored"), CASES)
+@pytest.mark.parametrize(("name", "architecture", "changes", "options"), CASES)
 def test_the_program_gives_what_the_task_gives(
-    name, architecture, changes, scored, corpus
+    name, architecture, changes, options, corpus
 ):
     task, params = task_and_params(name, corpus, architecture, changes)
-    assert exporting.difference(task, params, scored) <= ROUNDING
+    assert exporting.difference(task, params, **options) <= ROUNDING
 
 
 def test_a_difference_is_noticed(corpus, monkeypatch):
@@ -148,6 +151,7 @@ def test_a_file_is_used_without_this_package(trained, tmp_path):
         (["--output=run.npz", "--platforms=gpu"], "must name one or several of cpu"),
         (["--output=run.npz", "--platforms="], "must name one or several of cpu"),
         (["--output=run.npz", "--score"], "leave out --score"),
+        (["--output=run.npz", "--embeddings=cls"], "does not embed texts"),
     ],
 )
 def test_what_cannot_be_exported_is_refused(options, message, trained, tmp_path):

@@ -40,6 +40,11 @@ def test_what_is_no_record(predictor, records, words):
             method(records)
 
 
+def test_a_translation_model_does_not_embed(predictor):
+    with pytest.raises(ValueError, match="sequence_to_sequence does not embed texts"):
+        predictor.embed(["ek"])
+
+
 def test_records_may_come_one_by_one(predictor):
     assert len(predictor.predict(line for line in ("ek", "at", ""))) == 3
     assert predictor.predict([]) == []

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 from transformer_jax import files
 from transformer_jax.data.tokenizers import NAMES, Tokenizer
 from transformer_jax.errors import UserError
-from transformer_jax.predictor import Predictor
+from transformer_jax.predictor import Predictor, embedder_of
 from transformer_jax.training.task import (
     Arrays,
     DeviceArrays,
@@ -61,13 +61,18 @@ class Program(NamedTuple):
 
 
 def program(
-    task: Task, params: Params, platforms: Sequence[str], scored: bool = False
+    task: Task,
+    params: Params,
+    platforms: Sequence[str],
+    scored: bool = False,
+    pooling: str = "",
 ) -> Program:
-    """Return the program of a task's predictions, or of the scores of given texts.
+    """Return the program of a task's predictions, with `scored` of the scores of given
+    texts, or with a `pooling` of the vectors of texts.
 
-    Raises ValueError if the task does not score texts.
+    Raises ValueError if the task has none.
     """
-    predicting, longest = _predicting(task, scored)
+    predicting, longest = _predicting(task, scored, pooling)
     parameters = traverse_util.flatten_dict(jax.device_get(nn.unbox(params)), sep="/")
     shapes, limits = _free_shapes(predicting, longest)
     function = _function(predicting, parameters, shapes)
@@ -83,8 +88,10 @@ def program(
     return Program(exported, parameters, shapes, limits)
 
 
-def _predicting(task: Task, scored: bool) -> tuple[Predicting, int]:
-    """Return what predicts or scores, and the most positions that it reads."""
+def _predicting(task: Task, scored: bool, pooling: str) -> tuple[Predicting, int]:
+    """Return what predicts, scores or embeds, and the most positions that it reads."""
+    if pooling:
+        return embedder_of(task, pooling), task.config.model.max_length
     if not scored:
         return task, task.config.longest_input
     if not isinstance(task, Scoring):
@@ -188,8 +195,10 @@ def to_file(
     path: epath.PathLike,
     platforms: Sequence[str],
     scored: bool = False,
+    pooling: str = "",
 ) -> None:
-    """Write the program of a run's predictions, or scores, for `exported.load`.
+    """Write the program of a run's predictions, scores or vectors (see `program`) for
+    `exported.load`.
 
     `config` is the run's config, possibly with changed values, e.g. in `decoding`.
     Raises the errors of `check`, `Predictor` and `program`.
@@ -198,7 +207,7 @@ def to_file(
     predictor = Predictor(workdir, config)
     task = predictor.task
     exported, parameters, inputs, limits = program(
-        task, predictor.params, platforms, scored
+        task, predictor.params, platforms, scored, pooling
     )
     about = {
         "task": config.task,
@@ -245,15 +254,17 @@ def _tokenizers(workdir: epath.Path) -> dict[str, Any]:
     return described
 
 
-def difference(task: Task, params: Params, scored: bool = False) -> float:
+def difference(
+    task: Task, params: Params, scored: bool = False, pooling: str = ""
+) -> float:
     """Return the largest relative difference between the outputs of the exported
     program, written and read again, and those of the task.
 
     Two batches of other sizes are compared. It is infinite if integers differ.
     """
     platforms = (jax.default_backend().replace("gpu", "cuda"),)
-    predicting, longest = _predicting(task, scored)
-    exported, parameters, inputs, _ = program(task, params, platforms, scored)
+    predicting, longest = _predicting(task, scored, pooling)
+    exported, parameters, inputs, _ = program(task, params, platforms, scored, pooling)
     read = export.deserialize(exported.serialize())
     whole = traverse_util.flatten_dict(nn.unbox(params), sep="/")
     largest = 0.0

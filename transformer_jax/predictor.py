@@ -4,6 +4,7 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
@@ -20,8 +21,10 @@ from transformer_jax.training.evaluation import (
 from transformer_jax.training.sharding import make_mesh
 from transformer_jax.training.task import (
     Columns,
+    Embedding,
     Growing,
     Params,
+    Predicting,
     Record,
     Scoring,
     Task,
@@ -71,6 +74,7 @@ class Predictor:
         self.step: int = restored[0]
         self.params: Params = restored[1]
         self._evaluator = Evaluator(self.task, mesh)
+        self._embedders: dict[str, Evaluator] = {}
 
     def predict(self, records: Sequence[Record], scored: bool = False) -> list[Record]:
         """Return a prediction for every record, in order: a string if the task predicts
@@ -89,6 +93,21 @@ class Predictor:
         if scored:
             return list(predictions)
         return [prediction.get("text", prediction) for prediction in predictions]
+
+    def embed(self, records: Sequence[Record], pooling: str = "mean") -> np.ndarray:
+        """Return a vector for every record, in order: (N, D), in float32.
+
+        `pooling` is "mean", the mean of the encoder's outputs at all tokens with [CLS]
+        and [SEP], or "cls", its output at [CLS]. The vectors are not normalised.
+        Raises ValueError for other records, and if the run cannot embed texts so.
+        """
+        if pooling not in self._embedders:
+            embedder = embedder_of(self.task, pooling)
+            self._embedders[pooling] = Evaluator(embedder, self._evaluator.mesh)
+        records = checked(records, self.config.columns)
+        found = self._embedders[pooling].predict(self.params, records)
+        vectors = [prediction["embedding"] for prediction in found]
+        return np.array(vectors, np.float32).reshape(-1, self.config.model.d_model)
 
     @property
     def scores_texts(self) -> bool:
@@ -154,6 +173,20 @@ class Predictor:
     @functools.cached_property
     def parameters_sha256(self) -> str:
         return parameters_sha256(self.params)
+
+
+def embedder_of(task: Task, pooling: str) -> Predicting:
+    """Return what embeds texts with the parameters of a task.
+
+    Raises:
+        UserError: the task does not embed texts, or not with this pooling.
+    """
+    if not isinstance(task, Embedding):
+        raise UserError(
+            f"a run of the task {task.config.task} does not embed texts: use a run of "
+            "bert_pretraining or electra_pretraining"
+        )
+    return task.embedder(pooling)
 
 
 def checked(records: Iterable[Record], columns: Columns) -> list[Record]:

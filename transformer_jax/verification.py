@@ -17,7 +17,7 @@ from transformer_jax.training.checkpoint import CheckpointConfig, Checkpoints
 from transformer_jax.training.engine import Engine, make_train_step
 from transformer_jax.training.initialization import TrainState
 from transformer_jax.training.sharding import on_mesh, place
-from transformer_jax.training.task import Arrays, Params, Scoring
+from transformer_jax.training.task import Arrays, Embedding, Params, Scoring
 
 ROUNDING = 1e-5  # relative tolerance in float32, as the order of summation may differ
 STEPS = 4
@@ -116,6 +116,9 @@ def verify(recipe: ConfigDict, exports: bool = False) -> Iterator[Row]:
         if isinstance(task, Scoring):
             apart = exporting.difference(task, params, scored=True)
             yield Row("exported scores = live scores", apart, ROUNDING)
+        if isinstance(task, Embedding):
+            apart = exporting.difference(task, params, pooling="mean")
+            yield Row("exported embeddings = live embeddings", apart, ROUNDING)
 
 
 class _Run:

@@ -22,6 +22,7 @@ from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
 from transformer_jax.training.task import (
     Config,
+    Embedding,
     Growing,
     Inspected,
     Mean,
@@ -90,6 +91,7 @@ def test_it_implements_the_interface_directly(name):
         Task,
         Growing,
         Scoring,
+        Embedding,
         Inspected,
         ABC,
         object,

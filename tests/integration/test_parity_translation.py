@@ -109,6 +109,53 @@ def test_a_run_translates_as_transformers_does(folder, tmp_path):
     assert len(set(ours)) > 1
 
 
+@pytest.mark.filterwarnings("ignore:Recommended")
+def test_ctranslate2_translates_as_the_run_whose_folder_it_converts(folder, tmp_path):
+    """Its decoder begins with zeros, so the row of the padding id must be zero."""
+    ctranslate2 = pytest.importorskip("ctranslate2", reason="pip install ctranslate2")
+    shutil.copytree(folder, tmp_path / "theirs")
+    config = transformers.MarianConfig.from_pretrained(folder)
+    model = random_model(
+        transformers, torch, "MarianMTModel", config, 6, tmp_path / "theirs"
+    )
+    model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    with torch.no_grad():
+        model.model.shared.weight.mul_(3)
+        model.model.shared.weight[model.config.pad_token_id] = 0
+        model.final_logits_bias[0, model.config.eos_token_id] += 6
+    model.generation_config.length_penalty = 1.0
+    model.save_pretrained(tmp_path / "theirs")
+    run = tmp_path / "run"
+    conversion.to_workdir(conversion.config_for(str(tmp_path / "theirs")), run)
+    conversion.to_folder(run, read(run), str(tmp_path / "back"))
+    converter = ctranslate2.converters.TransformersConverter(str(tmp_path / "back"))
+    converter.convert(str(tmp_path / "ct2"))
+    translator = ctranslate2.Translator(
+        str(tmp_path / "ct2"), compute_type="float32", intra_threads=1
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
+    pieces = [
+        tokenizer.convert_ids_to_tokens(ids)
+        for ids in tokenizer(SENTENCES)["input_ids"]
+    ]
+    for beams in (1, 3):
+        predictor = transformer_jax.load(str(run), {"decoding.beam_size": beams})
+        results = translator.translate_batch(
+            pieces,
+            beam_size=beams,
+            length_penalty=1.0,
+            min_decoding_length=0,
+            max_decoding_length=GENERATION["max_length"] - 2,
+        )
+        target = predictor.task.corpus.tokenizers["target"]
+        expected = [
+            target.decode(tokenizer.convert_tokens_to_ids(result.hypotheses[0]))
+            for result in results
+        ]
+        assert predictor.predict(SENTENCES) == expected
+        assert len(set(expected)) > 1
+
+
 SENTENCES = [
     " ".join(words)
     for words in itertools.product(

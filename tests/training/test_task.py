@@ -11,6 +11,7 @@ from transformer_jax.config import ConfigError, parse
 from transformer_jax.data.streams import Frames, Grid
 from transformer_jax.training.task import (
     Columns,
+    Embedding,
     Growing,
     Inspected,
     Mean,
@@ -27,6 +28,7 @@ MEMBERS = {
 }
 GROWING = {"piece", "growing", "grow", "unfinished"}
 SCORING = {"scorer"}
+EMBEDDING = {"embedder"}
 INSPECTED = {"network", "completed", "forward"}
 
 
@@ -36,6 +38,7 @@ INSPECTED = {"network", "completed", "forward"}
         (Task, MEMBERS),
         (Growing, GROWING),
         (Scoring, SCORING),
+        (Embedding, EMBEDDING),
         (Inspected, INSPECTED),
     ],
 )

@@ -287,6 +287,14 @@ def project_embeddings(config: BertConfig) -> Linear:
     )
 
 
+def mean_over_tokens(x: Array, valid: Array) -> Array:
+    """Return the mean of vectors (B, T, D) over the positions that are `valid` (B, T),
+    0 without one → (B, D).
+    """
+    count = jnp.maximum(valid.sum(axis=1, keepdims=True), 1)
+    return (x * valid[..., None]).sum(axis=1) / count
+
+
 class MaskedLMHead(nn.Module):
     """Logits of the token at a position: LayerNorm(activation(x W + b)) Tᵀ + c.
 
@@ -426,9 +434,7 @@ class Classifier(_Head):
         """
         if self.feature_layers:
             x = self.bert.features(tokens, valid, segments, self.feature_layers)
-            pooled = (x * valid[..., None]).sum(axis=1) / jnp.maximum(
-                valid.sum(axis=1, keepdims=True), 1
-            )
+            pooled = mean_over_tokens(x, valid)
         else:
             _, pooled = self.bert(tokens, valid, segments)
         return self.head(self.dropout(pooled))

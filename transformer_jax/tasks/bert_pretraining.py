@@ -27,11 +27,13 @@ from transformer_jax.data.word_vectors import VectorsConfig
 from transformer_jax.models.bert import BertConfig, Pretraining
 from transformer_jax.tasks import text
 from transformer_jax.tasks.pseudo_likelihood import PseudoLikelihood
+from transformer_jax.tasks.sentence_embeddings import SentenceEmbeddings
 from transformer_jax.tasks.word_tables import WordTable
 from transformer_jax.training.metric import LOSS, PERPLEXITY, Metric
 from transformer_jax.training.task import (
     Arrays,
     DeviceArrays,
+    Embedding,
     GivenTable,
     Inspected,
     Mean,
@@ -178,7 +180,7 @@ def masked_lm_logits(
     return head(vectors)
 
 
-class BertPretraining(Task, Scoring, Inspected):
+class BertPretraining(Task, Scoring, Embedding, Inspected):
     """Prediction of masked tokens, and of whether one segment follows another.
 
     A batch holds the arrays of `data.masking.document_batches`. A causal model predicts
@@ -292,6 +294,9 @@ class BertPretraining(Task, Scoring, Inspected):
 
     def scorer(self) -> PseudoLikelihood:
         return PseudoLikelihood(self.config, self.network, self.corpus)
+
+    def embedder(self, pooling: str) -> SentenceEmbeddings:
+        return SentenceEmbeddings(self.config, self.network, self.corpus, pooling)
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
         """Return {"masks": for each [MASK], the most probable tokens with their

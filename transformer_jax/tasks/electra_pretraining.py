@@ -33,10 +33,12 @@ from transformer_jax.tasks.bert_pretraining import (
     given_tables,
     masked_positions,
 )
+from transformer_jax.tasks.sentence_embeddings import SentenceEmbeddings
 from transformer_jax.training.metric import LOSS, PERPLEXITY, Metric
 from transformer_jax.training.task import (
     Arrays,
     DeviceArrays,
+    Embedding,
     GivenTable,
     Mean,
     Means,
@@ -156,7 +158,7 @@ def _without_masks(arrays: Arrays) -> Arrays:
     }
 
 
-class ElectraPretraining(Task):
+class ElectraPretraining(Task, Embedding):
     """Prediction of masked tokens by a generator, and of the tokens that it replaced
     by a discriminator.
 
@@ -307,6 +309,10 @@ class ElectraPretraining(Task):
             rows=self.config.evaluation.batch_size,
         )
         return batches._replace(load=lambda batch: _without_masks(batches.load(batch)))
+
+    def embedder(self, pooling: str) -> SentenceEmbeddings:
+        """See `Embedding`. The discriminator's encoder embeds the texts."""
+        return SentenceEmbeddings(self.config, self.network, self.corpus, pooling)
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
         """Return {"tokens": the tokens of the text, with [CLS] and [SEP], "replaced":

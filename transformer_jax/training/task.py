@@ -42,6 +42,8 @@ Shown = Callable[[np.ndarray], tuple[list[str], str]]
 
 NOTHING: Parts = types.MappingProxyType({})
 CHECKPOINTS = ("latest", "best", "average", "ema")
+# from the outputs at all tokens to one vector
+POOLINGS = ("mean", "cls")
 
 
 class Mean(NamedTuple):
@@ -735,6 +737,18 @@ class Scoring(ABC):
         """Return what scores given texts, with the same parameters.
 
         Its predictions have the fields of `data.scoring.score`.
+        """
+
+
+class Embedding(ABC):
+    """A further member of a task whose model has an encoder that embeds texts."""
+
+    @abstractmethod
+    def embedder(self, pooling: str) -> Predicting:
+        """Return what predicts {"embedding": vector} for texts, with the same
+        parameters.
+
+        Raises ValueError if `pooling` is none of POOLINGS, or none for this model.
         """
 
 
