@@ -65,3 +65,16 @@ def test_dead_links_and_requests_to_the_network_are_found(tmp_path):
         "a.html links to c.html, which does not exist",
         "a.html loads https://example.org/x.js from the network",
     ]
+
+
+def test_every_page_is_in_the_navigation():
+    docs = ROOT / "docs"
+    pages = {
+        str(path.relative_to(docs).with_suffix(""))
+        for path in docs.rglob("*.md")
+        if "_build" not in path.parts
+    }
+    index = (docs / "index.md").read_text() + (docs / "book" / "index.md").read_text()
+    lines = {line.strip() for line in index.splitlines()}
+    named = lines | {f"book/{line}" for line in lines}
+    assert pages - {"index"} <= named
