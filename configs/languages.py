@@ -10,7 +10,7 @@ Arguments:
 `directions=many` (the default): from English to German, French and Czech.
 `directions=pivot`: between English and German, and English and French, in both
     directions. Then the model also translates from German to French, which it has never
-    seen ("zero-shot", Section 4.4 there).
+    seen ("zero-shot", Section 4.4 there); on Multi30k this fails.
 `directions=en-de|en-fr|en-cs`: one direction, without a token, to compare.
 `decoders=each`: a decoder with embeddings of its own for each target language, and one
     encoder for all. The token selects the decoder, and is not read.
