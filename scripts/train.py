@@ -17,7 +17,7 @@ import sys
 
 from absl import flags
 
-from transformer_jax import command_line, experiment
+from transformer_jax import command_line, experiment, shipped
 from transformer_jax.errors import UserError
 from transformer_jax.training import interruption, processes
 from transformer_jax.training.logging import wandb_listener
@@ -58,8 +58,9 @@ def main() -> None:
     if processes.is_first():
         print(f"trained to step {int(run.state.step)}. Next:", file=sys.stderr)
         workdir = shlex.quote(f"--workdir={WORKDIR.value}")
-        print(f"  python scripts/evaluate.py {workdir}", file=sys.stderr)
-        print(f"  python scripts/predict.py {workdir} --input=FILE", file=sys.stderr)
+        evaluate, predict = shipped.script("evaluate"), shipped.script("predict")
+        print(f"  {evaluate} {workdir}", file=sys.stderr)
+        print(f"  {predict} {workdir} --input=FILE", file=sys.stderr)
 
 
 def traced_steps(text: str | None) -> range:

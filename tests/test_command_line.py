@@ -33,7 +33,8 @@ def test_help_is_complete_and_no_error(name):
     if name in (*OF_RUNS, "train", "sweep"):
         assert "--workdir=…\n" in text
     if name in OF_RECIPES:
-        assert "--config=…\n      recipe, configs/NAME.py[:ARG] (required)" in text
+        recipe = "recipe, configs/NAME.py[:ARG] or NAME[:ARG]"
+        assert f"--config=…\n      {recipe} (required)" in text
     assert ("--num_processes" in text) == (name in (*OF_RUNS, "train", "benchmark"))
 
 
@@ -105,7 +106,7 @@ def test_wrong_keys(recipe, tmp_path, arguments, words):
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (None, ("there is no file", "name a recipe, e.g. configs/dates.py")),
+        (None, ("there is no file", "name a recipe, e.g. --config=dates")),
         ("def get_config(arg=None)\n", ("line 1", "SyntaxError")),
         ("import nonsense_module\n", ("line 1", "No module named 'nonsense_module'")),
         (
@@ -146,7 +147,7 @@ def test_a_recipe_of_ours_from_another_folder(tmp_path):
     refused(
         done,
         f"no file 'configs/dates.py' in {tmp_path}",
-        f"write its full path, {ROOT / 'configs/dates.py'}",
+        "write --config=dates for the recipe of transformer_jax",
     )
 
 

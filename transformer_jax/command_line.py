@@ -468,7 +468,7 @@ def define_recipe(required: bool = True) -> flags.FlagHolder[ConfigDict]:
     `run` applies the overrides `--config.a.b=v` to its value.
     """
     define_task()
-    words = "recipe, configs/NAME.py[:ARG]"
+    words = "recipe, configs/NAME.py[:ARG] or NAME[:ARG]"
     return flags.DEFINE(_RecipeParser(), "config", None, words, required=required)
 
 

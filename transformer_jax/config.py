@@ -20,6 +20,7 @@ from absl import flags as absl_flags
 from etils import epath
 from ml_collections import ConfigDict, FieldReference, config_flags
 
+from transformer_jax import shipped
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import config_class, task_class
 from transformer_jax.training.task import Config, Task
@@ -433,7 +434,7 @@ def _no_such_key(key: str, config: ConfigDict) -> str:
 
 def load_recipe(text: str) -> ConfigDict:
     """Run a recipe, `configs/NAME.py[:ARG]`, and return the config from its function
-    `get_config([ARG])`.
+    `get_config([ARG])`. A NAME alone is a recipe of transformer_jax.
 
     `ml_collections.config_flags` reads recipes too, but it names no line of a recipe
     that fails, and takes the first colon of a path for the beginning of ARG.
@@ -442,15 +443,13 @@ def load_recipe(text: str) -> ConfigDict:
     name, colon, arg = _split_recipe(text)
     path = Path(os.path.expanduser(name))
     if not os.path.isfile(path):
-        ours = Path(__file__).parents[1] / name
-        hint = (
-            f"write its full path, {ours}"
-            if os.path.isfile(ours)
-            else "name a recipe, e.g. configs/dates.py"
-        )
-        raise ConfigError(
-            f"--config={text}: there is no file {name!r} in {Path.cwd()}; {hint}"
-        )
+        ours = shipped.recipe(name)
+        if ours is None:
+            raise ConfigError(
+                f"--config={text}: there is no file {name!r} in {Path.cwd()}; "
+                f"{_recipe_hint(path)}"
+            )
+        path = ours
     try:
         recipe = sys.modules["recipe"] = types.ModuleType("recipe")
         recipe.__file__ = str(path)
@@ -479,6 +478,13 @@ def load_recipe(text: str) -> ConfigDict:
             f"--config={text}{where}: {type(error).__name__}: {error}; fix the recipe"
         ) from error
     return config.lock()
+
+
+def _recipe_hint(path: Path) -> str:
+    """Return what to write instead of a path to no file."""
+    if shipped.recipe(path.stem) is not None:
+        return f"write --config={path.stem} for the recipe of transformer_jax"
+    return "name a recipe, e.g. --config=dates"
 
 
 def _split_recipe(text: str) -> tuple[str, str, str]:

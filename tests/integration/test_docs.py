@@ -33,6 +33,7 @@ PAGES = sorted(
     for path in [
         *ROOT.glob("README.md"),
         *ROOT.glob("CONTRIBUTING.md"),
+        *ROOT.glob("CHANGELOG.md"),
         *ROOT.glob("docs/**/*.md"),
     ]
 )

@@ -32,6 +32,7 @@ from typing import Any, Self
 import numpy as np
 from etils import epath
 
+from transformer_jax import shipped
 from transformer_jax.data import features, files
 from transformer_jax.data.arrays import array_file, is_array_file
 from transformer_jax.data.columns import Column
@@ -559,7 +560,7 @@ def _builder(name: str, directory: epath.Path) -> Any:
         raise DataError(
             f"{name} is not prepared in {directory} (looked for {builder.data_path}). "
             "Set data.directory, or prepare it on a machine "
-            "with network access and copy it here:\n  python scripts/prepare.py "
+            f"with network access and copy it here:\n  {shipped.script('prepare')} "
             f"{shlex.quote(f'--name={name}')} {shlex.quote(f'--directory={directory}')}"
         )
     return builder
