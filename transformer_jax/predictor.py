@@ -172,6 +172,7 @@ class Predictor:
 
     @functools.cached_property
     def parameters_sha256(self) -> str:
+        """The hash of the parameters, in hexadecimal digits."""
         return parameters_sha256(self.params)
 
 

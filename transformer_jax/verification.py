@@ -36,6 +36,7 @@ class Row(NamedTuple):
 
     @property
     def held(self) -> bool:
+        """True if nothing was compared or the difference is small enough."""
         # False for NaN
         return self.difference is None or self.difference <= self.allowed
 

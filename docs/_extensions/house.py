@@ -1,7 +1,10 @@
 """What the site needs beyond Sphinx: the reference, links out of docs/, llms.txt."""
 
 import ast
+import importlib
+import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,13 +126,36 @@ def public_names(path: Path) -> list[str]:
     ]
 
 
+def methods_without_docstring(path: Path) -> Iterator[str]:
+    """Yield the public methods without a docstring, as Class.method.
+
+    A method may have that of a parent, or of a protocol in the same module. Members of a
+    protocol with the body `...` are those of a class that its docstring names.
+    """
+    module = importlib.import_module(module_name(path))
+    classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+    protocols = [
+        getattr(module, node.name) for node in classes if "Protocol" in map(ast.unparse, node.bases)
+    ]
+    for node in classes:
+        owner = getattr(module, node.name)
+        methods = [item.name for item in node.body if isinstance(item, ast.FunctionDef)]
+        for name in methods:
+            if node.name.startswith("_") or name.startswith("_") or name == "setup":
+                continue
+            owners = [owner, *protocols] if owner not in protocols else []
+            described = any(inspect.getdoc(getattr(one, name)) for one in owners if hasattr(one, name))
+            if owners and not described:
+                yield f"{node.name}.{name}"
+
+
 def check_reference(app: Sphinx, env: BuildEnvironment) -> None:
     """Warn of public names without a docstring, which the reference leaves out."""
     documented = env.domains.python_domain.objects
     for path in sorted(PACKAGE.rglob("*.py")):
-        for name in public_names(path):
-            if f"{module_name(path)}.{name}" not in documented:
-                logger.warning("%s.%s has no docstring", module_name(path), name)
+        missing = [name for name in public_names(path) if f"{module_name(path)}.{name}" not in documented]
+        for name in [*missing, *methods_without_docstring(path)]:
+            logger.warning("%s.%s has no docstring", module_name(path), name)
 
 
 def first_sentence(env: BuildEnvironment, docname: str) -> str:

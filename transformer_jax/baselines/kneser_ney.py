@@ -46,6 +46,7 @@ class NgramModel(NamedTuple):
 
     @property
     def order(self) -> int:
+        """n, the length of the longest n-grams."""
         return len(self.levels)
 
     def log_probabilities(self, texts: Ragged) -> np.ndarray:

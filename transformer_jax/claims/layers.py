@@ -85,6 +85,7 @@ class Early:
 
     @property
     def design(self) -> Mapping[str, Any]:
+        """What determines the result, as in `Trained`, with the step."""
         return {**self.training.design, "step": self.step}
 
 

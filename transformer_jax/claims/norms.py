@@ -87,6 +87,7 @@ class AblatedResidual(Residual):
         self.dropout = layers.Dropout(self.dropout_rate)
 
     def after(self, x: Array, y: Array) -> Array:
+        """Return y = f(x) without the residual connection, or as `Residual` does."""
         return super().after(x if self.is_residual else jnp.zeros_like(x), y)
 
 

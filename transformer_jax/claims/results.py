@@ -32,6 +32,7 @@ class Outcome(NamedTuple):
 
     @property
     def is_as_guessed(self) -> bool:
+        """True if the mean difference lies in the range that was written down first."""
         low, high = self.rule.guess
         return low <= self.difference.mean <= high
 
@@ -49,6 +50,7 @@ class Result(NamedTuple):
 
     @property
     def verdict(self) -> str:
+        """The verdict on the claim: `FAILS`, `UNDECIDED` or `HOLDS`."""
         verdicts = {outcome.verdict for outcome in self.outcomes}
         return next(word for word in (FAILS, UNDECIDED, HOLDS) if word in verdicts)
 

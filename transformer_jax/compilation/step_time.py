@@ -77,6 +77,7 @@ class StepTime:
 
     @property
     def estimate(self) -> float | None:
+        """The sum of the compiler's estimates in seconds, None if a part has none."""
         estimates = [
             time.estimate for time in self.parts.values() if time.estimate is not None
         ]
@@ -84,6 +85,7 @@ class StepTime:
 
     @property
     def bound(self) -> float:
+        """The least time in seconds that products or memory allow."""
         return max(sum(time.bound for time in self.parts.values()), self.memory_s)
 
 

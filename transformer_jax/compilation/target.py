@@ -60,6 +60,7 @@ class Target:
 
     @property
     def used(self) -> int:
+        """Bytes that a device needs in all."""
         return self.held + self.temporary + self.code
 
 

@@ -37,6 +37,7 @@ class Windows(NamedTuple):
 
     @property
     def lengths(self) -> np.ndarray:
+        """Number of values of each window."""
         return self.stops - self.starts
 
     def take(self, indices: np.ndarray) -> Windows:
@@ -102,6 +103,7 @@ class Ragged:
     def of(
         cls, rows: Iterable[Sequence[int]], dtype: np.typing.DTypeLike = np.int32
     ) -> Ragged:
+        """Return the rows of a list of sequences."""
         rows = list(rows)
         values = np.fromiter(itertools.chain.from_iterable(rows), dtype)
         return cls(values, np.fromiter(map(len, rows), np.int32, len(rows)))

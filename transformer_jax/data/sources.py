@@ -194,6 +194,7 @@ class Source(Sequence[dict[str, Any]]):
         return {name: column[i] for name, column in self._columns.items()}
 
     def column(self, name: str) -> Column:
+        """Return a column by its name."""
         return self._columns[name]
 
 

@@ -191,10 +191,12 @@ class Tokenizer:
         temporary.replace(path)
 
     def to_json(self) -> str:
+        """Return the text of the tokenizer's file."""
         return self._json
 
     @property
     def sha256(self) -> str:
+        """The hash of the tokenizer's file, in hexadecimal digits."""
         return hashlib.sha256(self._json.encode()).hexdigest()
 
     @functools.cached_property

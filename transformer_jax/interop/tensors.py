@@ -117,6 +117,7 @@ class Tensors(Mapping[str, np.ndarray]):
         return len(self._regions)
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
         return self._regions[name].shape
 
     def dtype(self, name: str) -> str:

@@ -159,6 +159,7 @@ class Alignment(nn.Module):
 
     @nn.nowrap
     def linear(self, inputs: int, outputs: int) -> Linear:
+        """Return a linear map of (B, T, inputs) to (B, T, outputs), without bias."""
         return Linear(
             "BTD,DA->BTA",
             shape=(inputs, outputs),

@@ -308,6 +308,7 @@ class MultiHeadAttention(nn.Module):
 
     @property
     def kv_heads(self) -> int:
+        """K, the number of heads of keys and values."""
         return self.num_kv_heads or self.num_heads
 
     def setup(self) -> None:

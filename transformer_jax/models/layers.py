@@ -263,9 +263,11 @@ class Residual(nn.Module):
         self.dropout = Dropout(self.dropout_rate)
 
     def before(self, x: Array) -> Array:
+        """Return what f reads: x with post-LN, norm(x) with pre-LN."""
         return self.normalize(x) if self.norm == "pre" else x
 
     def after(self, x: Array, y: Array) -> Array:
+        """Return the output for the input x and y = f(`before(x)`)."""
         x = x.astype(jnp.float32) + self.dropout(y.astype(jnp.float32))
         x = round_stream(x, self.dtype)
         if self.norm == "post":

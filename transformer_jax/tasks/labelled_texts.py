@@ -38,6 +38,7 @@ class LabelledData(TextData):
 
     @property
     def columns(self) -> Columns:
+        """The names of the columns, and how many of them are texts."""
         return Columns((*self.texts, self.label_column), len(self.texts))
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -127,12 +128,14 @@ class LabelledTexts:
     numbers: Callable[[Sequence[str], str], np.ndarray]
 
     def batches(self, split: str, seed: int | None) -> Batches:
+        """Return the batches of a split, shuffled if there is a seed."""
         columns, source = text.split_columns(
             self.corpus, split, self.config.columns.names
         )
         return self._arranged(columns, source, seed)
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
+        """Return the batches of records that may lack a label."""
         columns = columns_of(records, *self.config.columns)
         return self._arranged(columns, "input", None)
 

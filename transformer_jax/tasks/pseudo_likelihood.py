@@ -143,6 +143,7 @@ class PseudoLikelihood:
     def dummy_batch(
         self, rows: int, length: int, seed: int | None = None, references: bool = True
     ) -> Arrays:
+        """Return a batch of random ids: see `Task.dummy_batch`."""
         dummies = text.Dummies((rows,), length, seed)
         arrays = dummies.text(self.config.model.vocab_size)
         places = dummies.random.integers(0, dummies.lengths)[:, None].astype(np.int32)

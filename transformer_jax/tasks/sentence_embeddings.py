@@ -82,6 +82,7 @@ class SentenceEmbeddings:
     def dummy_batch(
         self, rows: int, length: int, seed: int | None = None, references: bool = True
     ) -> Arrays:
+        """Return a batch of random ids: see `Task.dummy_batch`."""
         return text.Dummies((rows,), length, seed).text(self.config.model.vocab_size)
 
 

@@ -87,6 +87,7 @@ class TextScoring:
     def dummy_batch(
         self, rows: int, length: int, seed: int | None = None, references: bool = True
     ) -> Arrays:
+        """Return a batch of random ids: see `Task.dummy_batch`."""
         dummies = text.Dummies((rows,), length, seed)
         size = self.config.model.vocab_size
         return dummies.text(size) | {

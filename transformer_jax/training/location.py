@@ -63,6 +63,7 @@ class Location:
         return path if identity(path) == self._identity else ""
 
     def close(self) -> None:
+        """Close the open folder, if there is one."""
         if self._open is not None:
             os.close(self._open)
             self._open = None

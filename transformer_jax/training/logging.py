@@ -66,6 +66,7 @@ class MetricsWriter:
         files.write(self._path, "".join(line + "\n" for line in self._kept).encode())
 
     def write(self, step: int, split: str, values: Mapping[str, float | str]) -> None:
+        """Write the values of a step to the files, and pass them to the listeners."""
         if not processes.is_first():
             return
         with self._explained():
@@ -94,6 +95,7 @@ class MetricsWriter:
         self._events.flush()
 
     def close(self) -> None:
+        """Close the file of events, if it is open."""
         if "_events" in self.__dict__:
             with self._explained():
                 self._events.close()
@@ -202,9 +204,11 @@ class Display:
             )
 
     def is_due(self) -> bool:
+        """Return True if it is time for the next line."""
         return time.monotonic() >= self._next
 
     def show(self, step: int, text: str) -> None:
+        """Show a line of text, or update the bar, for a step."""
         now = time.monotonic()
         if self._bar is None:
             log.info("step %d/%d  %s", step, self._steps, text)
@@ -215,6 +219,7 @@ class Display:
             self._next = now + 1.0
 
     def close(self) -> None:
+        """Remove the bar, if there is one."""
         self._open.close()
 
 

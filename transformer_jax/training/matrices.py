@@ -37,6 +37,7 @@ class Block(NamedTuple):
 
     @property
     def is_matrix(self) -> bool:
+        """True for a parameter with columns, e.g. not a bias."""
         return bool(self.columns)
 
     def flat(self, x: jax.Array) -> jax.Array:

@@ -131,6 +131,7 @@ class Trace:
         return True
 
     def close(self) -> None:
+        """Stop the trace, if it runs."""
         if self._running:
             jax.profiler.stop_trace()
             self._running = False

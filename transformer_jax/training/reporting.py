@@ -64,6 +64,7 @@ class Report:
         self.watched: Mapping[str, float] = {}
 
     def close(self) -> None:
+        """Close the display."""
         self._display.close()
 
     def add(self, step: int, metrics: Mapping[str, jax.Array], work: Work) -> None:
@@ -96,6 +97,7 @@ class Report:
             self.write(step)
 
     def write(self, step: int) -> None:
+        """Wait for the pending steps, and log their means as those of `step`."""
         steps = jax.device_get(self._pending)
         finite = self._guard.check(step, steps)
         work = self._work

@@ -211,6 +211,7 @@ class Watch:
         self._compiled: set[tuple] = set()
 
     def is_due(self, step: int) -> bool:
+        """Return True if this step is to be measured."""
         return self._every > 0 and step % self._every == 0
 
     def measure(
