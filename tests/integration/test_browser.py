@@ -2,12 +2,10 @@
 mouse or by touch.
 """
 
-import json
-import shutil
-
 import numpy as np
 import pytest
 
+from helpers import chromium
 from transformer_jax.report.attention import Sentence, write_report
 from transformer_jax.training.evaluation import AttentionMap
 from transformer_jax.training.task import Picture
@@ -18,30 +16,7 @@ SOURCE, TARGET = ["ein", "Haus", EVIL, "</s>"], ["<s>", "a", "house"]
 
 @pytest.fixture(scope="module")
 def browser():
-    if not (shutil.which("chromium") and shutil.which("chromedriver")):
-        pytest.skip(
-            "no chromium and chromedriver: apt-get install chromium chromium-driver"
-        )
-    webdriver = pytest.importorskip(
-        "selenium.webdriver", reason="no selenium: pip install 'transformer_jax[test]'"
-    )
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-dev-shm-usage",
-        "--window-size=1000,900",
-    ):
-        options.add_argument(argument)
-    options.set_capability(
-        "goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"}
-    )
-    driver = webdriver.Chrome(
-        options=options, service=webdriver.ChromeService(shutil.which("chromedriver"))
-    )
-    yield driver
-    driver.quit()
+    yield from chromium.opened()
 
 
 @pytest.fixture
@@ -77,28 +52,14 @@ def page(browser, tmp_path):
         entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"
     ] == []
     # nothing comes from a network
-    assert {url.partition(":")[0] for url in requested(browser)} == {"file"}
-
-
-def requested(browser) -> list[str]:
-    """Return the URLs requested since the last call."""
-    events = [
-        json.loads(entry["message"])["message"]
-        for entry in browser.get_log("performance")
-    ]
-    sent = [
-        event["params"]
-        for event in events
-        if event["method"] == "Network.requestWillBeSent"
-    ]
-    return [params["request"]["url"] for params in sent]
+    assert {url.partition(":")[0] for url in chromium.requested(browser)} == {"file"}
 
 
 def test_what_is_requested_is_seen(browser, tmp_path):
     """Requests must be visible, or the other tests would prove nothing."""
     (tmp_path / "page.html").write_text('<img src="http://127.0.0.1:9/picture.png">')
     browser.get((tmp_path / "page.html").as_uri())
-    assert "http://127.0.0.1:9/picture.png" in requested(browser)
+    assert "http://127.0.0.1:9/picture.png" in chromium.requested(browser)
     browser.get_log("browser")
 
 
