@@ -92,6 +92,8 @@ LONG = (
     "models/test_convs2s.py::test_forward_mode",
     "models/test_gpt.py::test_everything_starts_small",
     "models/test_transformer.py::test_other_ways_to_the_same",
+    "test_conversion_training.py::test_fine_tuning_by_the_recipe_for_own_files",
+    "test_conversion_training.py::test_training_a_language_model_further",
     "tasks/test_chosen_scores.py::test_a_run_chooses_its_best_step_by_gleu",
     "tasks/test_inputs_mesh.py::test_eight_devices_train_as_one[captions-photographs]",
     "tasks/test_language_modeling.py::test_a_run_on_text_that_was_encoded_line_by_line_goes_on_if_the_ids_are_the_same",
