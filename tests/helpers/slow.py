@@ -81,7 +81,6 @@ LONG = (
     "integration/test_claims.py::test_a_claim_can_be_tested[dot-at-small-size]",
     "integration/test_claims.py::test_a_claim_can_be_tested[scaling]",
     "integration/test_claims.py::test_a_claim_can_be_tested[shared-maps]",
-    "integration/test_docs.py::test_code_runs_and_prints_what_the_page_says[docs/walkthroughs/attention_map.md]",
     "integration/test_mesh.py::test_the_loss_runs_under_pmap_too",
     "integration/test_records.py::test_the_best_entry_can_be_run[multi30k-22]",
     "integration/test_records.py::test_the_best_entry_can_be_run[scan-26]",

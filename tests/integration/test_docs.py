@@ -47,21 +47,6 @@ SHORTENED: dict[str, list[tuple[str, str]]] = {
         ('conversion.to_workdir(conversion.config_for("bart"), "runs/bart")', ""),
         ('"runs/bart", {"decoding.beam_size": 4, ', '"runs/gpt2", {'),
     ],
-    "docs/walkthroughs/attention_map.md": [
-        (
-            "run = experiment.run(",
-            (
-                "from transformer_jax.data.corpora import dates; "
-                "dates.SIZES.update(train=99, validation=1, test=1); "
-                "config.data.max_buckets = config.model.unroll = 1; "
-                "config.training.steps = 2; run = experiment.run("
-            ),
-        )
-    ],
-    "docs/walkthroughs/scaling.md": [
-        ("steps=200", "steps=2"),
-        ("= train(d_k, scale)", "= train(d_k, scale) if d_k == 16 else jnp.zeros(200)"),
-    ],
 }
 # tolerance of numbers with a decimal point, or one unit in the last digit printed
 RELATIVE = 0.02
