@@ -80,7 +80,6 @@ SLOW = {
     ("captions", "transformer,photographs"),
     ("denoising", "objective=span_corruption"),  # tests/tasks trains it
     ("digits", "transformer"),  # tests/tasks/test_inputs.py trains the other
-    ("dates", ""),  # scripts/demo.sh trains it
     ("finetune", "model=gpt,task=stsb"),
     ("finetune", "model=gpt,task=swag"),
     ("gpt", ""),
