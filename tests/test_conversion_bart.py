@@ -18,7 +18,7 @@ from helpers.bart_folders import (
     save,
     save_tokenizer,
 )
-from transformer_jax import conversion, experiment, transfer
+from transformer_jax import conversion, transfer
 from transformer_jax.config import ConfigError, load_recipe, make_task, parse
 from transformer_jax.data import tokenizer_files
 from transformer_jax.interop.tensors import Tensors
@@ -84,36 +84,6 @@ def test_there_and_back(kind, tmp_path):
         new.bos_id,
         new.encode_batch([TEXT]),
     )
-
-
-def test_fine_tuning_by_the_recipe_for_own_files(tmp_path):
-    theirs, data, workdir = (tmp_path / name for name in ("theirs", "data", "run"))
-    folder_of("Bart", theirs)
-    data.mkdir()
-    for split in ("train", "val", "test"):
-        for language in ("de", "en"):
-            (data / f"{split}.{language}").write_text(f"{TEXT}\n" * 8)
-    config = load_recipe(f"configs/own_files.py:de-en,from={theirs}")
-    assert config.data.source_frame == ("<s>", "")
-    assert config.model.positions == "learned"
-    config.data.directory = str(data)
-    config.data.max_length = 10  # no text is longer
-    config.data.batch_tokens = 80
-    config.data.max_buckets = 1
-    config.training.steps = 2
-    config.optimizer.warmup_steps = 1
-    config.training.evaluate_every = 2
-    config.checkpoint.every = 2
-    config.evaluation.batch_size = 8
-    config.decoding.beam_size = 1
-    run = experiment.run(config, workdir)
-    assert int(run.state.step) == 2
-    conversion.to_folder(workdir, read(workdir), str(tmp_path / "back"))
-    before, after = Tensors(theirs), Tensors(tmp_path / "back")
-    assert set(before) == set(after)
-    table = "model.shared.weight"
-    assert (before[table] != after[table]).any()
-    assert np.abs(before[table] - after[table]).max() < 1e-3
 
 
 def test_a_run_without_the_tokens_around_texts_warns(tmp_path, caplog):

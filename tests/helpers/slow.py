@@ -100,7 +100,6 @@ LONG = (
     "tasks/test_sequence_to_sequence_recurrent.py::test_trains_resumes_and_translates",
     "tasks/test_several_decoders.py::test_it_is_trained_scored_and_used_in_each_direction",
     "tasks/test_transcription.py::test_scores_of_a_search_are_those_of_the_loss[convolutions]",
-    "test_conversion_bart.py::test_fine_tuning_by_the_recipe_for_own_files",
     "test_conversion_bart.py::test_there_and_back[MBart]",
     "test_conversion_encoders.py::test_fine_tuning_on_pairs",
     "test_conversion_marian.py::test_there_and_back[one-all]",

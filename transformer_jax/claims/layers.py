@@ -85,7 +85,7 @@ class Early:
 
     @property
     def design(self) -> Mapping[str, Any]:
-        """What determines the result, as in `Trained`, with the step."""
+        """The settings that determine the result: those of `Trained`, and the step."""
         return {**self.training.design, "step": self.step}
 
 

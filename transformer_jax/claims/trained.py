@@ -168,7 +168,7 @@ class Trained:
 
     @property
     def design(self) -> Mapping[str, Any]:
-        """What determines the result: the training, the score and its overrides."""
+        """The settings that determine the result: training, score and overrides."""
         design = {**self.training, "score": name_of(self.score)}
         if self.overrides:
             design["overrides"] = texts_of(self.overrides)
