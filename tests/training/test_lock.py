@@ -209,12 +209,32 @@ def test_one_that_is_released_while_it_is_watched_is_free(left, monkeypatch):
         assert (workdir / "lock.json").exists()
 
 
-def test_of_many_that_take_a_dead_runs_lock_one_gets_it(left, dead, monkeypatch):
-    """Threads of a busy machine are slow, so they have as long as runs have: one
-    that comes later ends this process.
+@pytest.mark.parametrize("late", [False, True], ids=["together", "one late"])
+def test_of_many_that_take_a_dead_runs_lock_one_gets_it(left, dead, late, monkeypatch):
+    """The late one has found the owner dead, and is suspended before it removes the
+    lock, for longer than the others would wait.
     """
-    monkeypatch.setattr(lock, "SETTLE", 1.0)
     workdir, together = left(owner(pid=dead)), threading.Barrier(8)
+    lost = []
+    monkeypatch.setattr(lock._Lock, "_end", lambda self, heir: lost.append(heir))
+    if late:
+        removed, read = lock._Lock._removed, lock._Lock._read
+        late_ones = []
+
+        def suspended(self):
+            text = read(self)
+            if late_ones == [self]:
+                late_ones.append(None)
+                time.sleep(1)
+            return text
+
+        def first_is_late(self, text):
+            if not late_ones:
+                late_ones.append(self)
+            return removed(self, text)
+
+        monkeypatch.setattr(lock._Lock, "_read", suspended)
+        monkeypatch.setattr(lock._Lock, "_removed", first_is_late)
     got, refusals, until = [], [], threading.Event()
 
     def attempt():
@@ -236,6 +256,7 @@ def test_of_many_that_take_a_dead_runs_lock_one_gets_it(left, dead, monkeypatch)
     for thread in threads:
         thread.join()
     assert (len(got), len(refusals)) == (1, 7)
+    assert not lost
 
 
 LOSES = """

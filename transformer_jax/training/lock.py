@@ -11,6 +11,7 @@ lease before it refuses, and does not say whom it waits for. Neither works on gs
 """
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -112,8 +113,9 @@ class _Lock:
     On file systems, including NFS, the file is created exclusively. Object stores such
     as gs:// offer no exclusive creation through epath. There, a run writes its token,
     waits, and reads the file again: the run whose token is in the file has the lock.
-    Runs that take over the same dead run's lock at the same time are told apart in the
-    same way.
+    On file systems, only runs of different machines that take over the same dead run's
+    lock at the same time are told apart in the same way: those of one machine take
+    turns.
 
     Two runs can still hold the lock if one was suspended for longer than EXPIRY. The
     run whose token is no longer in the file exits at its next heartbeat and writes
@@ -240,16 +242,27 @@ class _Lock:
                 f"stop it (kill {owner.get('pid')}), or choose another --workdir"
             )
         self._contested = True
-        if self._read() == text:  # no other run has taken it over since
+        if not self._removed(text):
+            return
+        reason = (
+            "which trains in another folder: this is a copy"
+            if copied
+            else "which is no longer running"
+        )
+        log.warning("%s: taken over from %s, %s", self._workdir, _name(owner), reason)
+
+    def _removed(self, text: str) -> bool:
+        """Remove the lock if it still has this text. Return False if another run has
+        taken it over since.
+
+        Runs of one machine come one after the other: nobody replaces the lock between
+        the comparison and the removal. Runs of several machines wait, in `_taken`.
+        """
+        with contextlib.nullcontext() if self._remote else _alone_in(self._workdir):
+            if self._read() != text:
+                return False
             self._path.unlink(missing_ok=True)
-            reason = (
-                "which trains in another folder: this is a copy"
-                if copied
-                else "which is no longer running"
-            )
-            log.warning(
-                "%s: taken over from %s, %s", self._workdir, _name(owner), reason
-            )
+        return True
 
     def _watch(self, owner: dict[str, Any], text: str) -> bool | None:
         """Return True if the owner, on another machine, is alive, and None if the
@@ -311,6 +324,22 @@ class _Lock:
             flush=True,
         )
         os._exit(EXIT_LOST)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: epath.Path) -> Iterator[None]:
+    """Wait until no other run of this machine is in this block for the same folder.
+
+    The system ends the wait when a process dies. Where a folder cannot be locked, as on
+    some network disks, nobody waits.
+    """
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 def _parse(text: str | None) -> dict[str, Any]:
