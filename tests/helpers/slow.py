@@ -73,55 +73,134 @@ TWO_CASES = (
 # Long tests and cases: trainings whose steps, data and files other tests check one by
 # one, and variants of a model of which another one is run.
 LONG = (
+    "claims/test_features.py::test_each_tag_depends_on_features_on_both_sides",
     "claims/test_features.py::test_tags_do_not_depend_on_padding",
+    "claims/test_grokking.py::test_a_run_measures_its_steps",
     "claims/test_norms.py::test_the_loss_of_batch_norm_has_fixed_statistics",
     "claims/test_trained.py::test_a_training_starts_from_another_one",
+    "claims/test_trained.py::test_overrides_act_on_the_score_and_not_on_the_training",
+    "claims/test_trained.py::test_the_score_is_a_function_of_the_trained_model",
     "decoding/test_search.py::test_search_takes_the_options",
+    "integration/abuses/test_train.py::test_a_disk_that_fills_before_the_first_save_is_one_message",
     "integration/test_blimp.py::test_a_trained_run[bert_pretraining]",
+    "integration/test_claims.py::test_a_claim_can_be_tested[beam]",
+    "integration/test_claims.py::test_a_claim_can_be_tested[concatenated]",
     "integration/test_claims.py::test_a_claim_can_be_tested[dot-at-small-size]",
+    "integration/test_claims.py::test_a_claim_can_be_tested[grokking]",
+    "integration/test_claims.py::test_a_claim_can_be_tested[induction]",
+    "integration/test_claims.py::test_a_claim_can_be_tested[layers]",
+    "integration/test_claims.py::test_a_claim_can_be_tested[length]",
+    "integration/test_claims.py::test_a_claim_can_be_tested[masking]",
+    "integration/test_claims.py::test_a_claim_can_be_tested[next-sentence]",
+    "integration/test_claims.py::test_a_claim_can_be_tested[norms]",
+    "integration/test_claims.py::test_a_claim_can_be_tested[parallel]",
     "integration/test_claims.py::test_a_claim_can_be_tested[scaling]",
     "integration/test_claims.py::test_a_claim_can_be_tested[shared-maps]",
+    "integration/test_docs.py::test_code_runs_and_prints_what_the_page_says[docs/extending/score.md]",
+    "integration/test_docs.py::test_code_runs_and_prints_what_the_page_says[docs/from_flax_transformers.md]",
+    "integration/test_docs.py::test_code_runs_and_prints_what_the_page_says[docs/generation.md]",
+    "integration/test_docs.py::test_code_runs_and_prints_what_the_page_says[docs/layers_elsewhere.md]",
+    "integration/test_docs.py::test_code_runs_and_prints_what_the_page_says[docs/looking_inside.md]",
+    "integration/test_docs.py::test_code_runs_and_prints_what_the_page_says[docs/using_layers.md]",
     "integration/test_mesh.py::test_the_loss_runs_under_pmap_too",
     "integration/test_records.py::test_the_best_entry_can_be_run[multi30k-22]",
     "integration/test_records.py::test_the_best_entry_can_be_run[scan-26]",
     "integration/test_scripts.py::test_two_processes_predict_and_score_as_one",
+    "models/kernels/test_checks.py::test_auto_takes_the_short_kernel_only_if_its_check_passes[False]",
     "models/kernels/test_checks.py::test_kernels_of_the_platform_are_compared_with_the_reference",
     "models/test_bert.py::test_everything_starts_small",
     "models/test_convs2s.py::test_forward_mode",
+    "models/test_convs2s.py::test_gradients[{}]",
+    "models/test_gpt.py::test_a_cache_gives_the_logits_of_the_whole[{'positions': 'sinusoidal'}]",  # noqa: E501
+    "models/test_gpt.py::test_documents_packed_in_rows_are_like_separate_ones[learned]",
     "models/test_gpt.py::test_everything_starts_small",
+    "models/test_gpt.py::test_other_ways_to_the_same[parts5-changes5]",
+    "models/test_gpt.py::test_rows_of_a_cache_may_begin_at_different_places[sinusoidal]",
+    "models/test_positions.py::test_decoding_with_a_cache_gives_the_logits_of_the_whole[relative]",
+    "models/test_stack.py::test_pieces_with_a_cache_give_the_causal_whole[False]",
+    "models/test_t5.py::test_decoding_with_a_cache_gives_the_logits_of_the_whole[v1_0]",
+    "models/test_t5.py::test_initial_values[v1_0]",
+    "models/test_transformer.py::test_decoding_with_a_cache_gives_the_logits_of_the_whole[pre]",
     "models/test_transformer.py::test_other_ways_to_the_same",
-    "test_conversion_training.py::test_fine_tuning_by_the_recipe_for_own_files",
-    "test_conversion_training.py::test_training_a_language_model_further",
+    "models/test_transformer.py::test_rows_that_share_a_source_read_it_once",
+    "records/test_entry.py::test_an_entry_is_trained_and_measured_once",
+    "tasks/test_bert_pretraining.py::test_losses_and_accuracies_are_those_of_a_loop[False]",
     "tasks/test_chosen_scores.py::test_a_run_chooses_its_best_step_by_gleu",
+    "tasks/test_classification.py::test_a_premise_against_three_hypotheses",
+    "tasks/test_continuations.py::test_a_continuation_is_what_the_model_finds_most_probable_after_the_prompt[recurrent_lm]",
+    "tasks/test_continuations.py::test_continuations_are_shown_while_they_are_written",
+    "tasks/test_denoising.py::test_a_run_is_evaluated_predicts_and_is_fine_tuned",
+    "tasks/test_fine_tuning.py::test_a_model_learns_a_dozen_examples[choice]",
+    "tasks/test_inputs.py::test_it_trains_and_its_attention_is_drawn",
     "tasks/test_inputs_mesh.py::test_eight_devices_train_as_one[captions-photographs]",
     "tasks/test_language_modeling.py::test_a_run_on_text_that_was_encoded_line_by_line_goes_on_if_the_ids_are_the_same",
+    "tasks/test_language_modeling.py::test_a_tfds_data_set_is_documents[windows]",
     "tasks/test_sequence_to_sequence.py::test_tokenizers_of_others_with_any_special_ids",
     "tasks/test_sequence_to_sequence_mixture.py::test_a_mixture_continues_where_it_stopped",
     "tasks/test_sequence_to_sequence_recurrent.py::test_trains_resumes_and_translates",
     "tasks/test_several_decoders.py::test_it_is_trained_scored_and_used_in_each_direction",
     "tasks/test_transcription.py::test_scores_of_a_search_are_those_of_the_loss[convolutions]",
+    "test_conversion.py::test_a_tokenizer_that_cannot_be_written",
     "test_conversion_bart.py::test_there_and_back[MBart]",
     "test_conversion_encoders.py::test_fine_tuning_on_pairs",
     "test_conversion_marian.py::test_there_and_back[one-all]",
     "test_conversion_t5.py::test_there_and_back[v1_0]",
+    "test_conversion_training.py::test_fine_tuning_by_the_recipe_for_own_files",
+    "test_conversion_training.py::test_training_a_language_model_further",
+    "test_exporting.py::test_the_program_gives_what_the_task_gives[classification-None-changes0-options0]",
+    "test_sweep.py::test_a_run_is_an_ordinary_workdir",
     "test_transfer.py::test_a_chain_of_runs",
-    "test_transfer.py::test_only_the_embeddings_of_special_tokens_are_new_to_a_language_model[8-304]",
+    "test_transfer.py::test_a_resumed_run_needs_the_source_no_more",
+    "test_transfer.py::test_only_the_embeddings_of_special_tokens_are_new_to_a_language_model",
+    "test_transfer.py::test_the_embeddings_and_the_first_layers_are_taken[gpt-1]",
+    "test_transfer_huggingface.py::test_train_and_predict",
+    "test_transfer_lora.py::test_the_base_stays_that_of_the_folder",
+    "test_transfer_vectors.py::test_a_workdir_needs_the_file_no_more",
+    "test_transfer_vectors.py::test_only_frozen_vectors_keep_their_values[classification-bert-True]",
+    "training/test_divergence.py::test_parameters_that_are_not_finite_are_not_saved",
     "training/test_divergence.py::test_ruined_parameters_are_never_a_checkpoint",
+    "training/test_engine.py::test_microbatches_give_the_loss_and_the_gradient_of_the_whole_batch[6]",
     "training/test_engine_average.py::test_it_is_resumed_bitwise_and_evaluated_by_those_who_ask_for_it",
+    "training/test_freezing.py::test_frozen_layers_and_embeddings_keep_their_values[microbatches, average]",  # noqa: E501
+    "training/test_freezing.py::test_the_gradient_norm_is_that_of_what_is_trained",
     "training/test_interruption.py::test_a_run_asked_to_stop_before_its_first_step_takes_none",
+    "training/test_interruption.py::test_a_run_asked_to_stop_while_it_compiles_does_not_wait",
     "training/test_keeping.py::test_a_run_asked_to_stop_during_an_evaluation_saves_first",
     "training/test_location.py::test_a_workdir_that_is_moved_while_it_trains[True]",
     "training/test_loop.py::test_a_profile_of_steps_that_do_not_come_is_announced_as_none",
     "training/test_loop.py::test_the_rate_goes_by_the_steps_that_were_not_skipped",
     "training/test_metric.py::test_the_best_step_of_a_users_task_has_the_lowest_error_rate",
     "training/test_optimizer_table.py::test_it_learns_and_continues_bitwise[adafactor]",
+    "training/test_optimizer_table.py::test_updates_are_counted[adafactor]",
     "training/test_scoring.py::test_scores_that_do_not_mean_the_same_are_not_compared",
+)
+# Of the longest tests of all tasks: variants whose code other variants share.
+SAME_CODE = tuple(
+    f"integration/test_interface.py::{test}[{variant}]"
+    for test in (
+        "test_a_dummy_batch_is_like_a_real_one",
+        "test_a_dummy_batch_without_references_is_like_one_of_records",
+        "test_a_split_is_evaluated_in_one_pass_that_meets_every_example_once",
+        "test_predictions_come_in_order_whatever_the_batch",
+        "test_the_terms_of_the_loss_are_means",
+        "test_what_looks_at_what_has_a_token_for_every_weight",
+    )
+    for variant in (
+        "bert_pretraining",
+        "convolutions",
+        "multiple choice of GPT",
+        "multiple_choice",
+        "regression",
+        "several_decoders",
+    )
 )
 # Recipes whose model and task are trained in tests/tasks. They are run with --quick,
 # which leaves out tests/tasks.
 TRAINED_ELSEWHERE = (
+    "integration/test_configs.py::test_recipe_runs[bert-mini]",
     "integration/test_configs.py::test_recipe_runs[captions-photographs]",
     "integration/test_configs.py::test_recipe_runs[denoising-objective=text_infilling]",
+    "integration/test_configs.py::test_recipe_runs[electra-mini]",
     "integration/test_configs.py::test_recipe_runs[finetune-task=sick]",
     "integration/test_configs.py::test_recipe_runs[finetune-task=squad2]",
     "integration/test_configs.py::test_recipe_runs[finetune-task=stsb]",
@@ -131,6 +210,7 @@ TRAINED_ELSEWHERE = (
     "integration/test_configs.py::test_recipe_runs[languages-pivot,decoders=each]",
     "integration/test_configs.py::test_recipe_runs[speech-model=ctc]",
     "integration/test_configs.py::test_recipe_runs[t5-mini]",
+    "integration/test_configs.py::test_recipe_runs[ted_hrlr-]",
     "integration/test_configs.py::test_recipe_runs[text_to_text-]",
 )
 
@@ -153,7 +233,9 @@ def slow_cases(test: str, cases: Sequence[str], listed: Set[str]) -> set[str]:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    listed = {*LONG} if config.getoption("quick") else {*LONG, *TRAINED_ELSEWHERE}
+    listed = {*LONG, *SAME_CODE}
+    if not config.getoption("quick"):
+        listed |= {*TRAINED_ELSEWHERE}
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         if FOLDER in item.path.parents and not item.get_closest_marker("slow"):

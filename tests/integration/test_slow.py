@@ -5,8 +5,10 @@ import pytest
 from helpers import slow
 from helpers.runs import get_config
 
+LISTED = [*slow.TWO_CASES, *slow.LONG, *slow.SAME_CODE, *slow.TRAINED_ELSEWHERE]
 
-@pytest.mark.parametrize("test", [*slow.TWO_CASES, *slow.LONG, *slow.TRAINED_ELSEWHERE])
+
+@pytest.mark.parametrize("test", LISTED)
 def test_every_name_is_that_of_a_test(test):
     file, name = test.partition("[")[0].split("::")
     assert f"def {name}(" in (slow.FOLDER / file).read_text()
