@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Usage: scripts/benchmark_gpu.sh OUTPUT DATA [--rehearse]
-# Measures on one GPU, in about eight minutes, what docs/results/accelerators.md and docs/results/speed.md need, the most
-# valuable first. DATA holds input.txt, the text of configs/gpt.py:shakespeare. Each result is in OUTPUT/NAME.json as soon as it is
-# known, its log in OUTPUT/NAME.log. What fails or takes too long is left out. --rehearse runs the same commands with
-# small models, e.g. on a CPU. Comparisons need PyTorch and transformers.
+# Measures on one GPU, in about ten minutes, what docs/results/accelerators.md and docs/results/speed.md need, the most
+# valuable first. DATA holds tinyshakespeare/input.txt, and the recordings of the Free Spoken Digit Dataset in fsdd.
+# Each result is in OUTPUT/NAME.json as soon as it is known, its log in OUTPUT/NAME.log. What fails or takes too long is
+# left out. --rehearse runs the same commands with small models, e.g. on a CPU. Comparisons need PyTorch and
+# transformers.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 output=$1
@@ -25,14 +26,15 @@ turns=(--rounds=6 --steps=20 --compile)
 writing=(--rounds=5)
 lengths=(--length=64,128,256,512,1024,2048,4096)
 training=()
+small=()
 short=50
 long=64
 if [ "$rehearse" ]; then
     turns=(--rounds=2 --steps=1 --small)
     writing=(--rounds=2 --tokens=8 --length=8 --small)
     lengths=(--length=64,128 --positions=256 --heads=2 --rounds=2)
-    training=(--config.model.num_layers=1 --config.model.unroll=1 --config.training.steps=4
-        --config.training.evaluate_every=4 --config.checkpoint.every=4)
+    training=(--config.training.steps=4 --config.training.evaluate_every=4 --config.checkpoint.every=4)
+    small=(--config.model.num_layers=1 --config.model.unroll=1)
     short=4
     long=16
 fi
@@ -40,7 +42,8 @@ no_dropout=--config.model.attention_dropout_rate=0
 gpt2=(--config=configs/gpt.py:gpt2-small --config.data.batch_tokens=16384 "$no_dropout" --config.model.remat=none
     --config.model.unroll=12 --config.model.vocab_multiple=128)
 bert=(--config=configs/bert.py:base --config.data.batch_tokens=32768 "$no_dropout" --config.model.unroll=12)
-shakespeare=(--config=configs/gpt.py:shakespeare --config.data.directory="$data")
+shakespeare=(--config=configs/gpt.py:shakespeare --config.data.directory="$data/tinyshakespeare")
+speech=(--config=configs/speech.py:model=joint,data=words --config.data.directory="$data/fsdd")
 steps=scripts/pytorch/steps.py
 
 # length LONG: the length of a comparison
@@ -62,11 +65,14 @@ measure attention-causal 90 python scripts/pytorch/attention.py --causal "${leng
 measure verify 90 python scripts/verify.py "${shakespeare[@]}"
 export XLA_FLAGS="--xla_gpu_exclude_nondeterministic_ops=true ${XLA_FLAGS:-}"
 for run in first second; do
-    measure exact-$run 60 python scripts/train.py "${shakespeare[@]}" --workdir="$output/runs/$run" "${training[@]}" \
-        --config.training.steps=$short --config.optimizer.decay_steps=5000
+    measure exact-$run 60 python scripts/train.py "${shakespeare[@]}" --workdir="$output/runs/$run" \
+        "${small[@]}" "${training[@]}" --config.training.steps=$short --config.optimizer.decay_steps=5000
     measure exact-$run-sum 30 python scripts/evaluate.py --workdir="$output/runs/$run"
 done
 export XLA_FLAGS="${XLA_FLAGS#* }"
 
-measure shakespeare 240 python scripts/train.py "${shakespeare[@]}" --workdir="$output/runs/shakespeare" "${training[@]}"
+measure shakespeare 240 python scripts/train.py "${shakespeare[@]}" --workdir="$output/runs/shakespeare" \
+    "${small[@]}" "${training[@]}"
 measure shakespeare-loss 30 python scripts/evaluate.py --workdir="$output/runs/shakespeare"
+measure speech 240 python scripts/train.py "${speech[@]}" --workdir="$output/runs/speech" "${training[@]}"
+measure speech-errors 60 python scripts/evaluate.py --workdir="$output/runs/speech"
