@@ -8,6 +8,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_extensions"))
 
+import inventories  # noqa: E402  in the folder of the line above
+
 project = "transformer_jax"
 author = "the transformer_jax authors"
 copyright = author
@@ -18,6 +20,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.githubpages",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "house",
@@ -27,7 +30,7 @@ extensions = [
 repository = os.environ.get("DOCS_REPOSITORY", "")
 extensions.append("sphinx.ext.linkcode" if repository else "sphinx.ext.viewcode")
 
-exclude_patterns = ["_build", "_extensions"]
+exclude_patterns = ["_build", "_extensions", "_inventories"]
 
 # Markdown, as GitHub shows it
 myst_enable_extensions = ["dollarmath", "colon_fence"]
@@ -64,6 +67,9 @@ nitpick_ignore_regex = [
     (r"py:\w+", r"(?!transformer_jax\.).*"),  # others' names
     ("py:class", r".*<locals>.*|transformer_jax\.data\.batching\.Item"),  # not public
 ]
+
+# Other projects' names lead to their documentation.
+intersphinx_mapping = inventories.write(HERE / "_inventories", HERE / "_build" / "inventories")
 
 # Nothing comes from the network. Sphinx loads this script on pages with equations, and
 # math.js passes them to it.

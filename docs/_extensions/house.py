@@ -10,9 +10,11 @@ from typing import Any
 
 from docstrings import convert
 from docutils import nodes
+from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
+from sphinx.util.nodes import make_refnode
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "transformer_jax"
@@ -117,6 +119,20 @@ def skip_aliases(
     return True if text.startswith("Alias for field number") else None
 
 
+def resolve_bare_name(
+    app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.Element
+) -> nodes.reference | None:
+    """Let the bare name of an error, e.g. in `Raises:`, lead to its only definition."""
+    if node.get("reftype") != "exc":
+        return None
+    domain = env.domains.python_domain
+    known = [name for name in domain.objects if name.endswith(f".{node['reftarget']}")]
+    if len(known) != 1:
+        return None
+    found = domain.objects[known[0]]
+    return make_refnode(app.builder, node["refdoc"], found.docname, found.node_id, content)
+
+
 def public_names(path: Path) -> list[str]:
     """Return the public functions and classes that a module defines."""
     return [
@@ -195,6 +211,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", convert_docstring, priority=400)
     app.connect("autodoc-skip-member", skip_aliases)
     app.connect("autodoc-process-signature", shorten_signature)
+    app.connect("missing-reference", resolve_bare_name)
     app.connect("env-updated", check_reference)
     app.connect("build-finished", write_llms)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
