@@ -24,6 +24,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "house",
+    "notebooks",
 ]
 # https://HOST/OWNER/NAME of the repository, which CI knows. Without it, links to source
 # code lead to copies of the files on the site.
@@ -97,7 +98,6 @@ if repository:
         "repository_branch": "main",
         "use_repository_button": True,
         "use_source_button": True,
-        "launch_buttons": {"colab_url": "https://colab.research.google.com"},
     }
 copybutton_exclude = ".linenos, .gp, .go"
 
