@@ -224,7 +224,7 @@ def test_of_many_that_take_a_dead_runs_lock_one_gets_it(left, dead, late, monkey
         def suspended(self):
             text = read(self)
             if late_ones == [self]:
-                late_ones.append(None)
+                late_ones.append(None)  # it is late once
                 time.sleep(1)
             return text
 
