@@ -3,7 +3,7 @@ layer, and attribute its predictions to what it reads.
 
 For the names of activations, see `naming`. The model reads records in one pass, without
 dropout. A model that writes text reads the target of the records, or its own output if
-a record has none. All records are rows of one batch, padded to the longest. A record
+a record has none. All records are rows of one batch, padded to one length. A record
 that is read in several windows has a row for each. Equations run one by one, so results
 differ from those of a compiled model by rounding, and between calls not at all.
 """
