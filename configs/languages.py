@@ -25,9 +25,9 @@ Command: python scripts/train.py --config=configs/languages.py:directions=many \
 Score: one direction after another, e.g. with
     python scripts/evaluate.py --workdir=runs/many --split=test_2016_flickr:en-cs
 Cost: 25 to 40 minutes on one core of a Xeon with `--config.model.dtype=bfloat16`.
-Expected: BLEU on test_2016_flickr into German, French and Czech: 37.6, 60.7 and 31.3 by
-    three single models; 30.9, 49.2 and 24.4 with `directions=many`; 23.6, 36.0 and
-    16.8 with `decoders=each` (docs/results/languages.md).
+Expected: BLEU on test_2016_flickr into German, French and Czech: 37.7, 60.4 and 31.2 by
+    three single models; 31.6, 49.4 and 24.9 with `directions=many` (means of three
+    seeds); 23.6, 36.0 and 16.8 with `decoders=each` (docs/results/languages.md).
 Differs: The paper has LSTMs of 1,024 units with 8 layers, and 32,000 word pieces.
 """
 
