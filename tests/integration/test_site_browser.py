@@ -67,16 +67,20 @@ def wait(browser, script):
 def test_a_page_fits_and_needs_no_network(screen, address, page):
     screen.get(f"{address}/{page}.html")
     wait(screen, "return document.readyState == 'complete'")
-    root = "document.documentElement"
-    scrolled, width = screen.execute_script(
-        f"return [{root}.scrollWidth, {root}.clientWidth]"
-    )
-    assert scrolled <= width, "the page scrolls sideways"
+    assert_fits(screen)
     assert {url for url in chromium.requested(screen) if outside(url, address)} == set()
     severe = [row for row in screen.get_log("browser") if row["level"] == "SEVERE"]
     # no icon, and what the theme says at the first visit
     known = ("favicon", "Got invalid theme mode")
     assert [row for row in severe if not mentions(row["message"], known)] == []
+
+
+def assert_fits(browser):
+    root = "document.documentElement"
+    scrolled, width = browser.execute_script(
+        f"return [{root}.scrollWidth, {root}.clientWidth]"
+    )
+    assert scrolled <= width, "the page scrolls sideways"
 
 
 def mentions(message: str, words) -> bool:
@@ -98,7 +102,12 @@ def test_equations_are_typeset(screen, address):
 def test_search_finds_pages(screen, address):
     screen.get(f"{address}/search.html?q=attention")
     # results come one after another
-    assert wait(screen, "return document.querySelectorAll('ul.search li').length > 5")
+    assert wait(
+        screen,
+        "return document.querySelector('.search-summary').innerText.includes('found') "
+        "&& document.querySelectorAll('ul.search li').length > 5",
+    )
+    assert_fits(screen)
     assert {url for url in chromium.requested(screen) if outside(url, address)} == set()
 
 
