@@ -3,6 +3,7 @@ no model, every key is read.
 """
 
 import ast
+import collections
 import dataclasses
 import functools
 import re
@@ -586,33 +587,40 @@ COPIED = {SamplingConfig: "Rules"}
 CHECKS = ("problems", "choices", "advice", "check")
 
 
-def read_in(source: str, classes: frozenset[str]) -> set[str]:
-    """Return the fields that code reads from a config.
+def reads(source: str) -> dict[str, set[str]]:
+    """Return the fields that code reads from a config, under "", and those that each
+    class reads from itself, under its name.
 
-    In `classes`, `self` is the config, too. Functions that only check fields do not
-    count.
+    Functions that only check fields do not count.
     """
-    read = set()
+    found = collections.defaultdict(set)
 
-    def look(node: ast.AST, owners: set[str]) -> None:
+    def look(node: ast.AST, inside: str) -> None:
         if isinstance(node, ast.FunctionDef) and node.name in CHECKS:
             return
         if isinstance(node, ast.ClassDef):
-            owners = OWNERS | {"self"} if node.name in classes else OWNERS
+            inside = node.name
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             owner = getattr(node.value, "attr", getattr(node.value, "id", None))
-            if owner in owners:
-                read.add(node.attr)
+            if owner in OWNERS:
+                found[""].add(node.attr)
+            elif owner == "self" and inside:
+                found[inside].add(node.attr)
         for child in ast.iter_child_nodes(node):
-            look(child, owners)
+            look(child, inside)
 
-    look(ast.parse(source), OWNERS)
-    return read
+    look(ast.parse(source), "")
+    return found
 
 
 @functools.cache
-def read_in_file(path: Path, classes: frozenset[str]) -> set[str]:
-    return read_in(path.read_text(), classes)
+def reads_of_file(path: Path) -> dict[str, set[str]]:
+    return reads(path.read_text())
+
+
+def read_by(found: dict[str, set[str]], classes: set[str]) -> set[str]:
+    """Return the fields read if `self` is the config in `classes`."""
+    return set().union(*(found.get(name, set()) for name in {"", *classes}))
 
 
 def test_self_is_a_config_in_its_own_class_only():
@@ -622,7 +630,7 @@ class Ours:
 class Other:
     def read(self): return self.b, self.config.c
 """
-    assert read_in(source, frozenset({"Ours"})) == {"a", "c"}
+    assert read_by(reads(source), {"Ours"}) == {"a", "c"}
 
 
 def readers(section: type) -> list[Path]:
@@ -642,7 +650,7 @@ def unread(section: type) -> set[str]:
     classes = {cls.__name__ for cls in section.__mro__}
     classes |= {copy for cls, copy in COPIED.items() if issubclass(section, cls)}
     files = readers(section)
-    read = set().union(*(read_in_file(path, frozenset(classes)) for path in files))
+    read = set().union(*(read_by(reads_of_file(path), classes) for path in files))
     return names(section) - read - {"architecture"}  # config.py reads `architecture`
 
 
