@@ -93,9 +93,11 @@ def capture(
     model = _of(run)
     batch = model.batch(records)
     known = model.known(batch).found
-    each = [names] if isinstance(names, str) else names
-    chosen = dict.fromkeys(name for words in each for name in matching(words, known))
-    _, found = model.run(batch, chosen, model.checked(batch, replacements or {}))
+    chosen: dict[str, None] = {}  # in order, each name once
+    for name in [names] if isinstance(names, str) else names:
+        chosen.update(dict.fromkeys(matching(name, known)))
+    checked_replacements = model.checked(batch, replacements or {})
+    _, found = model.run(batch, chosen, checked_replacements)
     return {name: np.asarray(x) for name, x in found.items()}
 
 
@@ -175,16 +177,23 @@ def described(run: Predictor, record: Record) -> tuple[list[AttentionMap], Lens 
         outcomes = _labels(forward.outcomes)
         axes = forward.inputs.values()
         for (name, matrix), axis in zip(values.items(), axes, strict=True):
-            labels = _labels(axis)
-            of_row = matrix[0, : len(outcomes), : len(labels)]
-            total = np.abs(of_row).sum(axis=-1, keepdims=True)
-            shares = of_row / np.where(total > 0, total, 1)
-            title = f"gradient × input: {name}"
-            maps.append(
-                AttentionMap(title, outcomes, labels, shares[None, None], signed=True)
-            )
-    lens = _lens(*model.lens(batch)) if model.stream(batch) else None
+            maps.append(_attribution_map(name, matrix, outcomes, _labels(axis)))
+    lens = None
+    if model.stream(batch):
+        logits, forward = model.lens(batch)
+        lens = _lens(logits, forward)
     return maps, lens
+
+
+def _attribution_map(
+    name: str, matrix: np.ndarray, outcomes: list[str], inputs: list[str]
+) -> AttentionMap:
+    """Return the map of gradient × input (B, T, S) of the first row."""
+    values = matrix[0, : len(outcomes), : len(inputs)]
+    total = np.abs(values).sum(axis=-1, keepdims=True)
+    shares = values / np.where(total > 0, total, 1)
+    title = f"gradient × input: {name}"
+    return AttentionMap(title, outcomes, inputs, shares[None, None], signed=True)
 
 
 def _lens(logits: Mapping[str, np.ndarray], forward: Forward, count: int = 5) -> Lens:
@@ -267,9 +276,10 @@ class _Model:
             raise UserError("there are no records: give at least one")
         batches = self._task.batches_of(records)
         parts = [batches.plan.batch(i) for i in range(len(batches.plan))]
-        rows = sum(int((part.indices >= 0).sum()) for part in parts)
-        shape = tuple(np.max([part.shape for part in parts], axis=0).tolist())
-        arrays = batches.load(Batch(0, np.arange(rows), shape))
+        indices = np.concatenate([part.indices for part in parts])
+        rows = np.count_nonzero(indices >= 0)
+        longest = np.max([part.shape for part in parts], axis=0)
+        arrays = batches.load(Batch(0, np.arange(rows), tuple(longest.tolist())))
         batch = {name: jnp.asarray(x) for name, x in arrays.items()}
         return dict(self._completed(self._params, batch))
 
@@ -323,12 +333,13 @@ class _Model:
         known = self.known(batch)
         if known.forward.logits.ndim != 3:
             return ()
-        matches = [match for name in known.found if (match := STREAM.fullmatch(name))]
-        if not matches:
+        of_stacks: dict[str, list[str]] = {}  # the last stack comes last
+        for name in known.found:
+            if match := STREAM.fullmatch(name):
+                of_stacks.setdefault(match["stack"], []).append(name)
+        if not of_stacks:
             return ()
-        stack = matches[-1]["stack"]
-        layers = [match[0] for match in matches if match["stack"] == stack]
-        layers.sort(key=naming.layer_of)
+        layers = sorted([*of_stacks.values()][-1], key=naming.layer_of)
         return f"{layers[0]}/input", *layers
 
     def lens(self, batch: DeviceArrays) -> tuple[dict[str, np.ndarray], Forward]:
@@ -457,13 +468,14 @@ def _check_function(name: str, function: Callable, stepwise: bool) -> None:
     """Raise UserError if a function that replaces an activation takes other arguments
     than it gets.
     """
-    arguments = (None, None) if stepwise else (None,)
+    arguments: tuple[None, ...] = (None,)
+    words = "the activation"
+    if stepwise:
+        arguments = (None, None)
+        words = "the activation at one position, and the number of the position"
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError:
-        words = "the activation at one position, and the number of the position"
-        raise UserError(
-            f"{name}: the function must take {words if stepwise else 'the activation'}"
-        ) from None
+        raise UserError(f"{name}: the function must take {words}") from None
     except ValueError:  # a function of C, whose arguments are not known
         return
