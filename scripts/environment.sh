@@ -13,7 +13,7 @@ if ! cmp -s <(cat "$pins" pyproject.toml) "$stamp"; then
     done
     [ -n "$python" ] || { echo "error: no Python 3.11 or newer found: install one and run this again" >&2; exit 2; }
     { "$python" -m venv "$venv" &&
-        "$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check -c "$pins" -e "$1" &&
+        "$venv/bin/python" -m pip install --no-compile --quiet --quiet --disable-pip-version-check -c "$pins" -e "$1" &&
         cat "$pins" pyproject.toml >"$stamp"; } || { echo "error: installing into $venv failed, see above" >&2; exit 2; }
 fi
 export PATH="$PWD/$venv/bin:$PATH"

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.errors import ScopeParamShapeError
 from jax.extend.core import jaxprs_in_params
 
 from helpers import oracle
@@ -85,6 +86,15 @@ def test_dropout_is_a_function_of_its_key():
         gradient, np.where(dropout(x, 0.25, key) == 0, 0, np.float32(4 / 3))
     )
     assert dropout(jnp.asarray(x, jnp.bfloat16), 0.5, key).dtype == jnp.bfloat16
+
+
+def test_a_parameter_of_another_shape_is_refused():
+    x = jnp.zeros((B, D))
+    wide = Linear("BD,DF->BF", (D, F), ("embed", "mlp"))
+    variables = wide.init(jax.random.key(0), x)
+    narrow = Linear("BD,DF->BF", (D, F - 1), ("embed", "mlp"))
+    with pytest.raises(ScopeParamShapeError, match=r"\(5, 6\).*\(5, 7\)"):
+        narrow.apply(variables, x)
 
 
 def test_the_dropout_module_acts_when_given_a_key():

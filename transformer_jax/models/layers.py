@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.errors import ScopeParamShapeError
 from jax import export
 
 from transformer_jax.errors import UserError
@@ -118,9 +119,18 @@ def parameter(
 ) -> Array:
     """Create a float32 parameter with named axes.
 
-    The names decide how it is sharded.
+    The names decide how it is sharded. Raises ScopeParamShapeError, as linen does, if
+    the parameters that are applied have another shape here.
     """
-    value = module.param(name, named(init, axes), shape, jnp.float32)
+    if module.has_variable("params", name):
+        # `module.param` would trace the initializer once more, for its shape alone: a
+        # seventh of the time that tracing a Transformer takes.
+        value = nn.unbox(module.get_variable("params", name))
+        if value.shape != shape:
+            path = "/" + "/".join(module.path)
+            raise ScopeParamShapeError(name, path, value.shape, shape)
+    else:
+        value = module.param(name, named(init, axes), shape, jnp.float32)
     check_placement(f"parameter {name}", value)
     return value
 
