@@ -68,6 +68,7 @@ def test_the_table_says_what_would_decide():
     assert "more than 1000 seeds would be needed" in never
     infinite = as_text(result([1.0, math.inf], [1.0, 2.0], MORE))
     assert "a measurement is not finite" in infinite
+    assert "| – | – | – | undecided |" in infinite
 
 
 def test_the_json_has_all_measurements(tmp_path):

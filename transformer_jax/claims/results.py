@@ -130,12 +130,18 @@ def as_text(result: Result) -> str:
         found = outcome.difference
         low, high = outcome.rule.guess
         guess = f"{low:g} to {high:g}, {'yes' if outcome.is_as_guessed else 'no'}"
-        lines.append(
-            f"| {outcome.rule.words} | {found.mean:.4g} "
-            f"| {found.low:.4g} to {found.high:.4g} | {found.effect:.3g} "
-            f"| {found.p:.2g} | {outcome.verdict} "
-            f"| {guess if math.isfinite(low) or math.isfinite(high) else '–'} |"
+        test = ("–", "–", "–")  # one seed, or a value that is not finite
+        if math.isfinite(found.low):
+            interval = f"{found.low:.4g} to {found.high:.4g}"
+            test = (interval, f"{found.effect:.3g}", f"{found.p:.2g}")
+        cells = (
+            outcome.rule.words,
+            f"{found.mean:.4g}",
+            *test,
+            outcome.verdict,
+            guess if math.isfinite(low) or math.isfinite(high) else "–",
         )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
