@@ -494,11 +494,11 @@ def test_means_do_not_take_the_names_of_the_steps_own_metrics(names):
 
 
 def test_one_compilation_for_each_shape(tiny, tmp_path):
-    tiny.data.max_buckets, tiny.data.batch_tokens = 3, 256
+    tiny.data.max_buckets, tiny.data.batch_tokens = 2, 256
     task = make_task(parse(tiny), tmp_path / "run")
     batches = task.batches("train", 0)
     engine = Engine(task)
     state = engine.init(jax.random.key(0))
     for fed in feed(batches, range(2 * len(batches.plan)), engine.mesh):
         state, _ = engine.step(state, fed.placed)
-    assert 1 < engine.step._cache_size() == len(batches.plan.shapes) <= 3
+    assert engine.step._cache_size() == len(batches.plan.shapes) == 2
