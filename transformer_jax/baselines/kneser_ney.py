@@ -97,36 +97,32 @@ def estimate(
         discounts: "one" discount of each order, or "modified": D1, D2 and D3+, see
             `discounts_of`.
     """
-    tables = count_ngrams(texts, order, len(predicted))
+    vocab_size = len(predicted)
+    tables = count_ngrams(texts, order, vocab_size)
+    probability = predicted / predicted.sum()  # P_0
     levels: list[Level] = []
-    below = predicted / predicted.sum()
     for k, table in enumerate(tables, 1):
-        following = tables[k] if k < order else None
-        counts = adjusted_counts(table, following)
+        counts = adjusted_counts(table, tables[k] if k < order else None)
         if k == 1:
             counts = np.where(predicted, counts, 0)
-            contexts = np.zeros_like(table.keys)
-            lower = below
+            contexts = np.zeros_like(table.keys)  # all have the empty context
+            num_contexts = 1
+            lower = probability
         else:
-            contexts = table.keys // len(predicted)
-            lower = below[table.suffixes]
-        size = len(levels[-1].keys) if levels else 1
+            contexts = table.keys // vocab_size
+            num_contexts = len(levels[-1].keys)
+            lower = probability[table.suffixes]
         discount = discounts_of(counts, discounts, k)[np.minimum(counts, 3)]
-        totals = np.bincount(contexts, counts, size)
-        gamma = np.ones(size)
-        np.divide(
-            np.bincount(contexts, discount, size), totals, out=gamma, where=totals > 0
-        )
-        share = (counts - discount) / np.maximum(totals, 1)[contexts]
-        below = share + gamma[contexts] * lower
-        if levels:
-            levels[-1].log_backoff[:] = np.log(gamma)
+        share, gamma = discounted(counts, discount, contexts, num_contexts)
+        probability = share + gamma[contexts] * lower
+        if k == 1:
+            probability[~predicted] = 0
         else:
-            below[~predicted] = 0
+            levels[-1].log_backoff[:] = np.log(gamma)
         with np.errstate(divide="ignore"):  # log 0 = -inf
-            log_probability = np.log(below)
-        levels.append(Level(table.keys, log_probability, np.zeros(len(below))))
-    return NgramModel(levels, len(predicted))
+            log_probability = np.log(probability)
+        levels.append(Level(table.keys, log_probability, np.zeros(len(table.keys))))
+    return NgramModel(levels, vocab_size)
 
 
 def adjusted_counts(table: Table, following: Table | None) -> np.ndarray:
@@ -139,6 +135,22 @@ def adjusted_counts(table: Table, following: Table | None) -> np.ndarray:
     return np.where(table.initial, table.counts, before)
 
 
+def discounted(
+    counts: np.ndarray, discount: np.ndarray, contexts: np.ndarray, num_contexts: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (c(h w) - D) / Σ_v c(h v) of each k-gram h w (n,), and γ of each context h
+    (num_contexts,), which is 1 if nothing continues it.
+
+    `contexts` (n,) has the number of each k-gram's context.
+    """
+    totals = np.bincount(contexts, counts, num_contexts)
+    taken = np.bincount(contexts, discount, num_contexts)  # Σ_i D_i N_i(h •)
+    is_continued = totals > 0
+    totals = np.where(is_continued, totals, 1)
+    gamma = np.where(is_continued, taken / totals, 1)
+    return (counts - discount) / totals[contexts], gamma
+
+
 def discounts_of(counts: np.ndarray, discounts: str, order: int) -> np.ndarray:
     """Return the discounts of n-grams with the counts 0, 1, 2, and 3 or more (4,).
 
@@ -147,22 +159,21 @@ def discounts_of(counts: np.ndarray, discounts: str, order: int) -> np.ndarray:
     one of these n_i is 0, or a discount is not in (0, i), those of FALLBACK are taken,
     and a message says so.
     """
-    n = np.bincount(np.minimum(counts, 5), minlength=6).astype(float)
-    needed = n[1:3] if discounts == "one" else n[1:5]
-    values = np.array([])
-    if needed.all():
-        y = n[1] / (n[1] + 2 * n[2])
-        if discounts == "one":
-            values = np.array([y, y, y])
-        else:
-            i = np.arange(1, 4)
-            values = i - (i + 1) * y * n[2:5] / n[1:4]
-    limits = 1 if discounts == "one" else np.arange(1, 4)
-    if not len(values) or not ((values > 0) & (values < limits)).all():
-        values = np.array(FALLBACK[discounts])
+    n1, n2, n3, n4 = (float(np.sum(counts == i)) for i in range(1, 5))
+    values: tuple[float, ...] = ()
+    most = (1, 1, 1) if discounts == "one" else (1, 2, 3)
+    if discounts == "one" and n1 and n2:
+        y = n1 / (n1 + 2 * n2)
+        values = (y, y, y)
+    elif discounts == "modified" and n1 and n2 and n3 and n4:
+        y = n1 / (n1 + 2 * n2)
+        values = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
+    fits = all(0 < value < limit for value, limit in zip(values, most, strict=False))
+    if not values or not fits:
+        values = FALLBACK[discounts]
         log.info(
             "order %d: the counts of this text determine no discounts; they are %s",
             order,
-            ", ".join(f"{value:g}" for value in np.unique(values)),
+            ", ".join(f"{value:g}" for value in sorted(set(values))),
         )
-    return np.concatenate([[0.0], values])
+    return np.array([0.0, *values])

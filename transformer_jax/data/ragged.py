@@ -29,6 +29,7 @@ class Windows(NamedTuple):
 
         The last window of a row ends with it. An empty row has one empty window.
         """
+        # the first one, and one for every `stride` values beyond it that are begun
         counts = 1 - np.minimum(rooms - lengths, 0) // stride
         owners = np.repeat(np.arange(len(lengths)), counts)
         starts = stride * ranges(0, counts)
