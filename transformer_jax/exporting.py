@@ -201,10 +201,16 @@ def to_file(
     `exported.load`.
 
     `config` is the run's config, possibly with changed values, e.g. in `decoding`.
-    Raises the errors of `check`, `Predictor` and `program`.
+    Raises the errors of `check`, `Predictor` and `program`, and UserError if weights
+    have 8 bits.
     """
     check(platforms)
     predictor = Predictor(workdir, config)
+    if predictor.config.evaluation.weights != "float32":
+        raise UserError(
+            f"evaluation.weights = {predictor.config.evaluation.weights!r}: exported "
+            "programs have weights in float32; leave this key out"
+        )
     task = predictor.task
     exported, parameters, inputs, limits = program(
         task, predictor.params, platforms, scored, pooling

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from transformer_jax import config as configs
 from transformer_jax import workdir as workdirs
 from transformer_jax.errors import UserError
+from transformer_jax.rounding import summed_axes, to_int8
 from transformer_jax.training import processes
 from transformer_jax.training.checkpoint import Checkpoints, parameters_sha256
 from transformer_jax.training.evaluation import (
@@ -73,6 +74,8 @@ class Predictor:
         )
         self.step: int = restored[0]
         self.params: Params = restored[1]
+        if self.config.evaluation.weights == "int8":
+            self.params = to_int8(self.params, summed_axes(self.task.init))
         self._evaluator = Evaluator(self.task, mesh)
         self._embedders: dict[str, Evaluator] = {}
 

@@ -134,14 +134,14 @@ def as_text(result: Result) -> str:
         if math.isfinite(found.low):
             interval = f"{found.low:.4g} to {found.high:.4g}"
             test = (interval, f"{found.effect:.3g}", f"{found.p:.2g}")
-        cells = (
+        row = (
             outcome.rule.words,
             f"{found.mean:.4g}",
             *test,
             outcome.verdict,
             guess if math.isfinite(low) or math.isfinite(high) else "–",
         )
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -23,7 +23,8 @@ from jax import export
 
 from transformer_jax.errors import UserError
 from transformer_jax.models.checks import check_ids, differ
-from transformer_jax.models.kernels import bits
+from transformer_jax.models.kernels import bits, int8
+from transformer_jax.models.kernels.int8 import Int8
 from transformer_jax.models.kernels.placement import check_placement, named
 from transformer_jax.models.kernels.products import (
     keep,
@@ -131,15 +132,19 @@ def parameter(
             raise ScopeParamShapeError(name, path, value.shape, shape)
     else:
         value = module.param(name, named(init, axes), shape, jnp.float32)
-    check_placement(f"parameter {name}", value)
+    # a weight in 8 bits has two arrays
+    check_placement(f"parameter {name}", jax.tree.leaves(value)[0])
     return value
 
 
 def constrain(x: Array, *axes: str) -> Array:
     """Constrain how x is sharded, by the names of its axes.
 
-    Without a mesh or sharding rules, return x unchanged.
+    Without a mesh or sharding rules, return x unchanged, and so if x is a weight in 8
+    bits.
     """
+    if isinstance(x, Int8):
+        return x
     return nn.with_logical_constraint(x, axes)
 
 
@@ -164,7 +169,7 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        num_inputs = self._num_inputs
+        num_inputs = self.num_inputs
         if any(map(differ, x.shape[-num_inputs:], self.shape)):
             raise UserError(
                 f"input of shape {x.shape}: "
@@ -179,7 +184,7 @@ class Linear(nn.Module):
         return linear(self.spec, x, kernel, bias, self.dtype, self.output_dtype)
 
     @property
-    def _num_inputs(self) -> int:
+    def num_inputs(self) -> int:
         """The number of axes of x that are summed over."""
         operands, output = self.spec.split("->")
         kernel = operands.split(",")[1]
@@ -188,8 +193,8 @@ class Linear(nn.Module):
     @nn.nowrap
     def _init(self, *args: Any) -> Array:
         """Return the initial kernel."""
-        inputs = range(self._num_inputs)
-        outputs = range(self._num_inputs, len(self.shape))
+        inputs = range(self.num_inputs)
+        outputs = range(self.num_inputs, len(self.shape))
         init = make_initializer(self.initializer, inputs, outputs)
         return self.init_scale * init(*args)
 
@@ -380,7 +385,11 @@ class Embedding(nn.Module):
                 [0, `vocab_size`).
         """
         check_ids("ids", ids, self.vocab_size)
-        x = jnp.take(self._gathered(), ids, axis=0)
+        table = self._gathered()
+        if isinstance(table, Int8):
+            x = int8.rows(table, ids)
+        else:
+            x = jnp.take(table, ids, axis=0)
         if self.scale:
             x = x * self.d_model**0.5
         return constrain(x, "batch", "length", "features")

@@ -42,6 +42,7 @@ Shown = Callable[[np.ndarray], tuple[list[str], str]]
 
 NOTHING: Parts = types.MappingProxyType({})
 CHECKPOINTS = ("latest", "best", "average", "ema")
+WEIGHTS = ("float32", "int8")
 # from the outputs at all tokens to one vector
 POOLINGS = ("mean", "cls")
 
@@ -308,16 +309,22 @@ class EvaluationConfig:
         or the average that an optimizer keeps, in the latest checkpoint. Evaluations
         during training score this average for "ema", and the parameters themselves for
         the other values.
+    weights: "float32"; or "int8", which rounds the weights of linear maps and of output
+        layers to 8 bits, and also what they are multiplied by (see
+        `models.kernels.int8`). Evaluations during training use float32.
     """
 
     checkpoint: str = "latest"
     average_last: int = 10
     batch_size: int = 64  # examples
+    weights: str = "float32"
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
         if self.checkpoint not in CHECKPOINTS:
             yield "checkpoint", f"must be one of {', '.join(CHECKPOINTS)}"
+        if self.weights not in WEIGHTS:
+            yield "weights", f"must be one of {', '.join(WEIGHTS)}"
         for name in ("average_last", "batch_size"):
             if getattr(self, name) < 1:
                 yield name, "must be at least 1"

@@ -16,7 +16,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from transformer_jax.errors import UserError
-from transformer_jax.models.kernels import platforms
+from transformer_jax.models.kernels import int8, platforms
+from transformer_jax.models.kernels.int8 import Int8
 
 Array = jax.Array
 
@@ -27,7 +28,7 @@ WEIGHT_PRODUCT = "weight_product"
 def linear(
     spec: str,
     x: Array,
-    kernel: Array,
+    kernel: Array | Int8,
     bias: Array | None,
     dtype: str = "float32",
     output_dtype: str = "float32",
@@ -103,7 +104,7 @@ def stored(dtype: str) -> str:
 def product(
     spec: str,
     a: Array,
-    b: Array,
+    b: Array | Int8,
     dtype: str = "float32",
     precision: str | None = None,
     output_dtype: str = "float32",
@@ -117,6 +118,8 @@ def product(
     autodiff of `jnp.einsum`. Devices that share a sum add up parts that are rounded to
     the type of the result. On GPUs, cuBLAS may also add parts of a sum in this type.
 
+    If b is a weight in 8 bits, `dtype` and `precision` mean nothing, see `int8`.
+
     With float32, every transformation works, including forward-mode differentiation.
     With bfloat16, only reverse-mode differentiation works, and cotangents are rounded
     to bfloat16; autodiff would multiply them in float32, which is much slower. On
@@ -127,6 +130,8 @@ def product(
     Raises:
         ValueError: The shapes do not fit `spec`.
     """
+    if isinstance(b, Int8):
+        return int8.product(spec, a, b).astype(output_dtype)
     _sizes(spec, a, b)
     if dtype == "float32":
         a = jnp.asarray(a, jnp.float32)
