@@ -18,7 +18,21 @@ def test_a_picture_names_measurements_and_conditions(tmp_path):
     draw_conditions(tmp_path / "a.svg", values)
     text = (tmp_path / "a.svg").read_text()
     for words in ("loss", "bleu", "pre-LN", "post-LN"):
-        assert f"<!-- {words} -->" in text
+        assert f">{words}</text>" in text
+
+
+def test_more_than_two_panels_take_several_rows(tmp_path):
+    values = {measure: {"pre-LN": [1.0]} for measure in ("loss", "bleu", "chrf")}
+    draw_conditions(tmp_path / "a.svg", values)
+    text = (tmp_path / "a.svg").read_text()
+    # on the left of each row
+    assert text.count(">pre-LN</text>") == 2
+
+
+def test_the_same_values_give_the_same_file(tmp_path):
+    for name in ("a.svg", "b.svg"):
+        draw_conditions(tmp_path / name, {"loss": {"a": [1.0, 2.0]}})
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
 def test_an_unknown_kind_of_picture(tmp_path):

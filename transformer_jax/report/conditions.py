@@ -11,6 +11,8 @@ from transformer_jax.report.curves import new_figure, save
 # measurement → condition → a value for each seed
 Values = Mapping[str, Mapping[str, Sequence[float]]]
 
+COLUMNS = 2  # panels beside one another
+
 
 def draw_conditions(path: epath.PathLike, measured: Values) -> None:
     """Draw a panel for each measurement: a row for each condition, a dot for each seed,
@@ -18,16 +20,18 @@ def draw_conditions(path: epath.PathLike, measured: Values) -> None:
 
     Values that are not finite are left out. All measurements have the same conditions.
     """
-    figure, panels = new_figure(len(measured))
-    for panel, measure in zip(panels, measured, strict=True):
+    names = list(next(iter(measured.values())))
+    figure, panels = new_figure(len(measured), COLUMNS, height=1 + 0.25 * len(names))
+    for number, (panel, measure) in enumerate(zip(panels, measured, strict=True)):
         conditions = measured[measure]
         for row, values in enumerate(conditions.values()):
             _draw_row(panel, row, values)
         panel.set_xlabel(measure)
-        panel.set_ylim(len(conditions) - 0.5, -0.5)  # the first at the top
-        panel.set_yticks(range(len(conditions)), labels=[""] * len(conditions))
-    names = list(next(iter(measured.values())))
-    panels[0].set_yticks(range(len(names)), labels=names)
+        panel.set_ylim(len(names) - 0.5, -0.5)  # the first at the top
+        is_left = number % COLUMNS == 0
+        panel.set_yticks(
+            range(len(names)), labels=names if is_left else [""] * len(names)
+        )
     save(figure, panels, path)
 
 

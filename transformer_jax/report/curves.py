@@ -4,6 +4,7 @@ length.
 
 import fnmatch
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -272,8 +273,13 @@ def draw_by_length(
     save(figure, axes, path)
 
 
-def new_figure(count: int) -> tuple[Any, Sequence[Any]]:
-    """Return a figure with `count` panels beside one another, and the panels.
+def new_figure(
+    count: int, columns: int | None = None, height: float = 4
+) -> tuple[Any, Sequence[Any]]:
+    """Return a figure with `count` panels, and the panels.
+
+    columns: panels beside one another; all of them by default.
+    height: height of a panel, in inches.
 
     Raises ValueError without matplotlib.
     """
@@ -285,8 +291,10 @@ def new_figure(count: int) -> tuple[Any, Sequence[Any]]:
             "plots need matplotlib: "
             "pip install -c constraints.txt -e '.[plots]' in this repository"
         ) from error
-    figure = Figure(figsize=(6 * count, 4), layout="constrained")
-    return figure, [figure.add_subplot(1, count, i + 1) for i in range(count)]
+    columns = min(columns or count, count)
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(6 * columns, height * rows), layout="constrained")
+    return figure, [figure.add_subplot(rows, columns, i + 1) for i in range(count)]
 
 
 def _colors(count: int) -> list[Any]:
@@ -299,14 +307,19 @@ def _colors(count: int) -> list[Any]:
 
 
 def save(figure: Any, axes: Sequence[Any], path: epath.PathLike) -> None:
-    """Write a figure with the panels `axes` to a file.
+    """Write a figure with the panels `axes` to a file. An SVG file keeps words as text,
+    and is the same for the same figure.
 
     Raises ValueError, see `check_picture`.
     """
+    import matplotlib
+
     for axis in axes:
         axis.grid(alpha=0.3)
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize="small")
     ending = check_picture(path)
-    with files.replacing(path) as file:
-        figure.savefig(file, format=ending)
+    svg = {"svg.fonttype": "none", "svg.hashsalt": "transformer_jax"}
+    metadata = {"Date": None} if ending == "svg" else None
+    with files.replacing(path) as file, matplotlib.rc_context(svg):
+        figure.savefig(file, format=ending, metadata=metadata)
