@@ -29,6 +29,17 @@ def test_more_than_two_panels_take_several_rows(tmp_path):
     assert text.count(">pre-LN</text>") == 2
 
 
+def test_conditions_without_a_value_have_no_row(tmp_path):
+    values = {
+        "loss": {"pre-LN": [1.0], "post-LN": [math.nan], "none": []},
+        "bleu": {"pre-LN": [30.0], "post-LN": [], "none": [29.0]},
+    }
+    draw_conditions(tmp_path / "a.svg", values)
+    text = (tmp_path / "a.svg").read_text()
+    counts = [text.count(f">{name}</text>") for name in ("pre-LN", "post-LN", "none")]
+    assert counts == [2, 1, 1]
+
+
 def test_the_same_values_give_the_same_file(tmp_path):
     for name in ("a.svg", "b.svg"):
         draw_conditions(tmp_path / name, {"loss": {"a": [1.0, 2.0]}})

@@ -18,20 +18,27 @@ def draw_conditions(path: epath.PathLike, measured: Values) -> None:
     """Draw a panel for each measurement: a row for each condition, a dot for each seed,
     and a line at the mean.
 
-    Values that are not finite are left out. All measurements have the same conditions.
+    Conditions without a value have no row. Values that are not finite are left out.
     """
-    names = list(next(iter(measured.values())))
-    figure, panels = new_figure(len(measured), COLUMNS, height=1 + 0.25 * len(names))
+    shown = [
+        {name: values for name, values in conditions.items() if values}
+        for conditions in measured.values()
+    ]
+    most = max(len(conditions) for conditions in shown)
+    figure, panels = new_figure(len(measured), COLUMNS, height=1 + 0.25 * most)
+    before: list[str] = []  # names of the panel to the left
     for number, (panel, measure) in enumerate(zip(panels, measured, strict=True)):
-        conditions = measured[measure]
+        conditions = shown[number]
         for row, values in enumerate(conditions.values()):
             _draw_row(panel, row, values)
         panel.set_xlabel(measure)
-        panel.set_ylim(len(names) - 0.5, -0.5)  # the first at the top
-        is_left = number % COLUMNS == 0
+        panel.set_ylim(len(conditions) - 0.5, -0.5)  # the first at the top
+        names = list(conditions)
+        is_repeated = number % COLUMNS > 0 and names == before
         panel.set_yticks(
-            range(len(names)), labels=names if is_left else [""] * len(names)
+            range(len(names)), labels=[""] * len(names) if is_repeated else names
         )
+        before = names
     save(figure, panels, path)
 
 
