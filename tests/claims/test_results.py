@@ -58,6 +58,17 @@ def test_the_table_says_what_was_found():
     assert text.endswith("| holds | 1 to 2, no |\n")
 
 
+def test_a_rule_that_compares_nothing_has_no_effect(tmp_path):
+    found = result([5.0, 5.5], [1.0, 1.5], Expected("x", "a", least=2, most=9))
+    row = as_text(found).splitlines()[-1]
+    assert row.startswith(
+        "| x: a from 2 to 9 | 5.25 | 2.073 to 8.427 | – | – | holds |"
+    )
+    [rule] = to_json("name", found, tmp_path)["rules"]
+    assert rule["effect"] is None
+    assert rule["p"] is None
+
+
 def test_the_table_says_what_would_decide():
     assert "one seed has no interval, run at least two" in as_text(
         result([5.0], [1.0], MORE)

@@ -133,7 +133,9 @@ def as_text(result: Result) -> str:
         test = ("–", "–", "–")  # one seed, or a value that is not finite
         if math.isfinite(found.low):
             interval = f"{found.low:.4g} to {found.high:.4g}"
-            test = (interval, f"{found.effect:.3g}", f"{found.p:.2g}")
+            test = (interval, "–", "–")
+            if outcome.rule.minus:  # else nothing is compared
+                test = (interval, f"{found.effect:.3g}", f"{found.p:.2g}")
         row = (
             outcome.rule.words,
             f"{found.mean:.4g}",
@@ -179,10 +181,7 @@ def to_json(name: str, result: Result, recipes: Path) -> dict[str, Any]:
         "rules": [
             {
                 "rule": outcome.rule.words,
-                **{
-                    key: json_number(value)
-                    for key, value in outcome.difference._asdict().items()
-                },
+                **_numbers(outcome),
                 "guess": [json_number(value) for value in outcome.rule.guess],
                 "verdict": outcome.verdict,
                 "seeds_needed": outcome.seeds_needed,
@@ -204,6 +203,18 @@ def to_json(name: str, result: Result, recipes: Path) -> dict[str, Any]:
         "versions": versions(),
         "processor": processor(),
     }
+
+
+def _numbers(outcome: Outcome) -> dict[str, Any]:
+    """Return the fields of the difference; effect and p are None if nothing is
+    compared.
+    """
+    numbers = {
+        key: json_number(value) for key, value in outcome.difference._asdict().items()
+    }
+    if not outcome.rule.minus:
+        numbers["effect"] = numbers["p"] = None
+    return numbers
 
 
 def commit(folder: Path) -> str:
