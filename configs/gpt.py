@@ -45,7 +45,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from transformer_jax.config import defaults, parse_arg, share
+from transformer_jax.config import ConfigError, defaults, parse_arg, share
 from transformer_jax.models.gpt import SIZES, sizes
 
 # Characters: rows of a batch, its length, updates, evaluations, learning rate, and keys
@@ -131,7 +131,8 @@ TRAINING: dict[str, tuple[int, int, dict[str, Any]]] = {
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    size = parse_arg(arg, {"size": (*CHARACTERS, *TRAINING)})["size"]
+    choice = parse_arg(arg, {"size": (*CHARACTERS, *TRAINING)}, flags=("muon",))
+    size = choice["size"]
     config = defaults("language_modeling", "recurrent_lm" if size == "lstm" else "gpt")
     config.optimizer.schedule = "cosine"
     config.optimizer.epsilon = 1e-8
@@ -142,7 +143,22 @@ def get_config(arg: str | None = None) -> ConfigDict:
         characters(config, size)
     else:
         text(config, size)
+    if choice["muon"]:
+        muon(config, size)
     return config
+
+
+def muon(config: ConfigDict, size: str) -> None:
+    """Set Muon with the learning rate that was chosen for `shakespeare-cpu`."""
+    if size != "shakespeare-cpu":
+        raise ConfigError(
+            f"muon has a learning rate for shakespeare-cpu, not for {size}: set "
+            "config.optimizer.name, config.optimizer.b1 and "
+            "config.optimizer.learning_rate"
+        )
+    config.optimizer.name = "muon"
+    config.optimizer.b1 = 0.95
+    config.optimizer.learning_rate = 4e-3
 
 
 def characters(config: ConfigDict, size: str) -> None:

@@ -550,6 +550,16 @@ def test_rnn_refuses_words_that_do_not_go_together(arg, words):
         get_config("rnn", arg)
 
 
+def test_muon_changes_the_optimizer_of_the_recipe_that_it_was_tuned_for():
+    adamw = get_config("gpt", "shakespeare-cpu")
+    muon = get_config("gpt", "shakespeare-cpu,muon")
+    assert (muon.optimizer.name, muon.optimizer.b1) == ("muon", 0.95)
+    muon.optimizer = adamw.optimizer
+    assert muon.to_dict() == adamw.to_dict()
+    with pytest.raises(ConfigError, match="not for llama-tiny: set"):
+        get_config("gpt", "llama-tiny,muon")
+
+
 @pytest.mark.parametrize("name", [*RECIPES, *COUNTED])
 def test_recipe_says_what_it_is(name):
     doc = (ROOT / "configs" / f"{name}.py").read_text()
