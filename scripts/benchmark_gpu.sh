@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Usage: scripts/benchmark_gpu.sh OUTPUT DATA [--rehearse]
-# Measures on one GPU, in about ten minutes, what docs/results/accelerators.md and docs/results/speed.md need, the most
-# valuable first. DATA holds tinyshakespeare/input.txt, and the recordings of the Free Spoken Digit Dataset in fsdd.
-# Each result is in OUTPUT/NAME.json as soon as it is known, its log in OUTPUT/NAME.log. What fails or takes too long is
-# left out. --rehearse runs the same commands with small models, e.g. on a CPU. Comparisons need PyTorch and
-# transformers.
+# Measures on one GPU, in an estimated 15 minutes, what docs/results/accelerators.md and docs/results/speed.md need, the
+# most valuable first. DATA holds tinyshakespeare/input.txt, and the recordings of the Free Spoken Digit Dataset in fsdd.
+# Each result is in OUTPUT/NAME.json as soon as it is known, its log in OUTPUT/NAME.log; the results of verify.py are
+# tables. What fails or takes too long is left out, except the rows of a table that are known by then. --rehearse runs
+# the same commands with small models, e.g. on a CPU. Comparisons need PyTorch, those of generation also transformers,
+# and those of translation also CTranslate2 and sentencepiece.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 output=$1
@@ -58,10 +59,14 @@ for prompts in 1 32; do
     measure generation-$prompts 90 python scripts/pytorch/generation.py --config=configs/gpt.py:gpt2-small \
         --prompts=$prompts --static "${writing[@]}"
 done
+for sentences in 1 32; do
+    measure translation-$sentences 90 python scripts/pytorch/translation.py --config=configs/wmt14.py:base \
+        --sentences=$sentences "${writing[@]}"
+done
 measure attention 90 python scripts/pytorch/attention.py "${lengths[@]}"
 measure attention-causal 90 python scripts/pytorch/attention.py --causal "${lengths[@]}"
 
-# Exactness: kernels against the reference, and two runs bit for bit.
+# Exactness: kernels against the reference, two runs bit for bit, and a small model of each other family.
 measure verify 90 python scripts/verify.py "${shakespeare[@]}"
 export XLA_FLAGS="--xla_gpu_exclude_nondeterministic_ops=true ${XLA_FLAGS:-}"
 for run in first second; do
@@ -70,6 +75,10 @@ for run in first second; do
     measure exact-$run-sum 30 python scripts/evaluate.py --workdir="$output/runs/$run"
 done
 export XLA_FLAGS="${XLA_FLAGS#* }"
+for recipe in multi30k.py:en-de rnn.py:additive convs2s.py t5.py:mini bert.py:mini gpt.py:llama-tiny \
+    speech.py:model=joint digits.py; do
+    measure "verify-${recipe%.py*}" 60 python scripts/verify.py --config=configs/$recipe
+done
 
 measure shakespeare 240 python scripts/train.py "${shakespeare[@]}" --workdir="$output/runs/shakespeare" \
     "${small[@]}" "${training[@]}"
