@@ -209,7 +209,7 @@ def _numbers(outcome: Outcome) -> dict[str, Any]:
     """Return the fields of the difference; effect and p are None if nothing is
     compared.
     """
-    numbers = {
+    numbers: dict[str, Any] = {
         key: json_number(value) for key, value in outcome.difference._asdict().items()
     }
     if not outcome.rule.minus:

@@ -319,7 +319,11 @@ def save(figure: Any, axes: Sequence[Any], path: epath.PathLike) -> None:
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize="small")
     ending = check_picture(path)
-    svg = {"svg.fonttype": "none", "svg.hashsalt": "transformer_jax"}
     metadata = {"Date": None} if ending == "svg" else None
-    with files.replacing(path) as file, matplotlib.rc_context(svg):
+    with (
+        files.replacing(path) as file,
+        matplotlib.rc_context(
+            {"svg.fonttype": "none", "svg.hashsalt": "transformer_jax"}
+        ),
+    ):
         figure.savefig(file, format=ending, metadata=metadata)
