@@ -158,7 +158,7 @@ def muon(config: ConfigDict, size: str) -> None:
         )
     config.optimizer.name = "muon"
     config.optimizer.b1 = 0.95
-    config.optimizer.learning_rate = 4e-3
+    config.optimizer.learning_rate = 8e-3
 
 
 def characters(config: ConfigDict, size: str) -> None:

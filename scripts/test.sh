@@ -3,7 +3,7 @@
 # Installs everything into .venv, then runs the linter, the format check, the type checker and the tests. Needs Python
 # 3.11 or newer. --quick runs the tests of mathematics, data and decoding and one tiny training of each task, and lists
 # what it leaves out. EXTRAS=tpu also installs libtpu (700 MB), with which steps are compiled for TPUs.
-# PROCESSES=6 runs more tests at a time than 4.
+# PROCESSES=N runs N tests at a time instead of 4.
 set -euo pipefail
 source "$(dirname "$0")/environment.sh" ".[test${EXTRAS:+,$EXTRAS}]"
 ruff check .
