@@ -8,9 +8,10 @@ Characters of Shakespeare: `shakespeare-cpu` (the default; 811,776 parameters) i
 nanoGPT's example for a laptop: 4 layers, 4 heads, d_model 128, context 64, batches of
 12 windows and 2,000 steps. `llama-tiny` (746,624) and `lstm` (822,528; 2 layers of 224
 units) take the same data, batches and steps: today's parts, with 2 key-value heads for
-4 query heads, and what came before Transformers. `shakespeare-cpu-long` (4,750,592) has
-Llama's parts, 6 layers, 256 wide, context 256. `shakespeare` is nanoGPT's example for a
-GPU: 6 layers, 6 heads, d_model 384, context 256, batches of 64 windows and 5,000 steps.
+4 query heads, and what came before Transformers. `shakespeare-cpu,muon` trains the
+first with Muon. `shakespeare-cpu-long` (4,750,592) has Llama's parts, 6 layers, 256
+wide, context 256. `shakespeare` is nanoGPT's example for a GPU: 6 layers, 6 heads,
+d_model 384, context 256, batches of 64 windows and 5,000 steps.
 Text of your own: `mini` (5,240,320: 4 layers, 256 wide, context 128, pre-LN), for a CPU
 and for fine-tuning, `gpt` (117 million parameters), `gpt2-small` (124), `gpt2-medium`
 (355), `gpt2-large` (774), `gpt2-xl` (1,558) and `llama-7b` (6,738).
@@ -24,11 +25,12 @@ token, over all held-out text.
 Cost: `shakespeare-cpu` takes about a minute on one CPU core, `shakespeare-cpu-long` 38
 minutes on two, `shakespeare` about three minutes on a GPU (H200).
 Expected: nats per character on the held-out text: `shakespeare-cpu` 1.860, mean of
-three seeds (nanoGPT's README reports 1.88 on random windows), `llama-tiny` 1.683,
-`lstm` 1.658, `shakespeare-cpu-long` 1.466 (stopped after 4,642 steps), `shakespeare`
-1.456 (nanoGPT's README: 1.4697), both the best of their evaluations. `mini`:
-docs/results/gpt.md, measured with --config.model.norm=post. The other sizes for text of
-your own were not run.
+three seeds (nanoGPT's README reports 1.88 on random windows), with Muon 1.639, mean of
+three seeds (docs/results/optimizers.md), `llama-tiny` 1.683, `lstm` 1.658,
+`shakespeare-cpu-long` 1.466 (stopped after 4,642 steps), `shakespeare` 1.456 (nanoGPT's
+README: 1.4697), both the best of their evaluations. `mini`: docs/results/gpt.md,
+measured with --config.model.norm=post. The other sizes for text of your own were not
+run.
 Differs: every epoch goes through the text once, in shuffled windows from a random
 offset, where nanoGPT draws windows independently. `shakespeare-cpu` has biases in
 linear layers, and Glorot and Bengio's initial weights of linear layers instead of a
