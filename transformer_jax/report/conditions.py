@@ -26,20 +26,22 @@ def draw_conditions(path: epath.PathLike, measured: Values) -> None:
     ]
     most = max(len(conditions) for conditions in shown)
     figure, panels = new_figure(len(measured), COLUMNS, height=1 + 0.25 * most)
-    before: list[str] = []  # names of the panel to the left
-    for number, (panel, measure) in enumerate(zip(panels, measured, strict=True)):
-        conditions = shown[number]
-        for row, values in enumerate(conditions.values()):
-            _draw_row(panel, row, values)
+    for panel, measure, conditions in zip(panels, measured, shown, strict=True):
         panel.set_xlabel(measure)
-        panel.set_ylim(len(conditions) - 0.5, -0.5)  # the first at the top
-        names = list(conditions)
-        is_repeated = number % COLUMNS > 0 and names == before
-        panel.set_yticks(
-            range(len(names)), labels=[""] * len(names) if is_repeated else names
-        )
-        before = names
+        _draw_panel(panel, conditions)
+    for number in range(len(shown)):
+        is_left = number % COLUMNS == 0
+        if not is_left and list(shown[number]) == list(shown[number - 1]):
+            panels[number].set_yticklabels([])
     save(figure, panels, path)
+
+
+def _draw_panel(panel: Any, conditions: Mapping[str, Sequence[float]]) -> None:
+    """Draw a measurement, with the first condition at the top."""
+    for row, values in enumerate(conditions.values()):
+        _draw_row(panel, row, values)
+    panel.set_ylim(len(conditions) - 0.5, -0.5)
+    panel.set_yticks(range(len(conditions)), labels=list(conditions))
 
 
 def _draw_row(panel: Any, row: int, values: Sequence[float]) -> None:
