@@ -44,6 +44,7 @@ from transformer_jax.models.positions import (
 )
 
 Array = jax.Array
+LOWEST = float(np.finfo(np.float32).min)  # stands for -∞, which has no softmax
 # (B, T), True at tokens and False at padding; None if there is no padding
 Valid = Array | None
 
@@ -117,8 +118,9 @@ def attention_weights(scores: Array, mask: Array | None = None) -> Array:
     if mask is None:
         return jax.nn.softmax(scores)
     check_mask("mask", mask, scores.shape)
-    weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(scores.dtype).min))
-    return jnp.where(mask, weights, 0.0)
+    # adding, because it takes CPUs less time than choosing
+    weights = jax.nn.softmax(scores + jnp.where(mask, 0.0, LOWEST))
+    return jnp.where(mask.any(axis=-1, keepdims=True), weights, 0.0)
 
 
 def dot_product_attention(

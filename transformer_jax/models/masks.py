@@ -110,6 +110,18 @@ class Mask:
             allowed = _both(allowed, same)
         return allowed
 
+    def of_rows(self, first: Array | int, count: int) -> "Mask":
+        """Return the mask, without `allowed`, of `count` rows from the row `first` on."""
+
+        def take(segments: Array | None) -> Array | None:
+            if segments is None or segments.shape[0] in (1, count):
+                return segments
+            return jax.lax.dynamic_slice_in_dim(segments, first, count)
+
+        key_segments = take(self.key_segments)
+        query_segments = take(self.query_segments)
+        return Mask(key_segments, query_segments, self.causal)
+
     def whole(self, queries: int, keys: int) -> Array | None:
         """Return the mask, which broadcasts to (B, N, queries, keys).
 

@@ -122,10 +122,19 @@ def test_blocks_are_equal_and_as_few_as_possible(length, block, size):
 
 def test_blocks_above_the_diagonal_are_left_out():
     plan = blocked._Plan(
-        24, 24, rows=8, columns=8, causal=True, dropout_rate=0.0, dtype="float32"
+        (2, 4, 24, 24),
+        (1, 2, 8, 8),
+        causal=True,
+        dropout_rate=0.0,
+        dtype="float32",
     )
     assert plan.blocks().tolist() == [
-        [t, s] for t in (0, 8, 16) for s in (0, 8, 16) if s <= t
+        [b, n, t, s]
+        for b in (0, 1)
+        for n in (0, 2)
+        for t in (0, 8, 16)
+        for s in (0, 8, 16)
+        if s <= t
     ]
 
 

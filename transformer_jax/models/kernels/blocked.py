@@ -6,7 +6,7 @@ Algorithms 1, 2 and 4; Rabe and Staats 2021. The values are those of
 bits.
 
 Shapes: B batch · T query positions · S key positions · N heads · H head width (d_k) ·
-H' head width of values (d_v).
+H' head width of values (d_v). Within a block, they stand for its part of an axis.
 """
 
 import functools
@@ -17,39 +17,53 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.models.kernels import bits
+from transformer_jax.models.kernels import bits, platforms
 from transformer_jax.models.kernels.heads import heads_first, repeat_heads
 from transformer_jax.models.kernels.products import product
 from transformer_jax.models.masks import Mask, only_rules
 
 Array = jax.Array
 
-# positions of a block of queries or keys. If the mask is causal: a quarter of T, within
-# these bounds
-BLOCK = 512
-CAUSAL_BLOCKS = 64, 256
+BLOCK = 512  # positions of a block of queries or keys
+# scores of a block on a CPU, for each of its cores: in float32, they fit its cache
+SCORES_PER_CORE = 2**18
+# the score of a hidden key, and one from which its weight is 0: where a query has no
+# key yet, that is its largest score
 LOWEST = float(np.finfo(np.float32).min)
+NOTHING = LOWEST / 2
 
 
 class _Plan(NamedTuple):
-    """The lengths, sizes of blocks and options of a call, none of which is traced."""
+    """The sizes and options of a call, none of which is traced.
 
-    length: int
-    key_length: int
-    rows: int  # queries of a block
-    columns: int  # keys of a block
+    scores: the sizes B, N, T and S.
+    block: those of a block of scores.
+    """
+
+    scores: tuple[int, int, int, int]
+    block: tuple[int, int, int, int]
     causal: bool
     dropout_rate: float
     dtype: str
 
     def blocks(self) -> np.ndarray:
-        """Return the first query and key of each block of scores, (P, 2)."""
-        queries = range(0, self.length, self.rows)
-        keys = range(0, self.key_length, self.columns)
-        blocks = list(itertools.product(queries, keys))
+        """Return the index of the first score of each block, (P, 4)."""
+        starts = map(range, [0] * 4, self.scores, self.block)
+        blocks = list(itertools.product(*starts))
         if self.causal:
-            blocks = [(t, s) for t, s in blocks if s < t + self.rows]
+            queries = self.block[2]
+            blocks = [(b, n, t, s) for b, n, t, s in blocks if s < t + queries]
         return np.array(blocks, np.int32)
+
+    def queries(self, x: Array, first: Array) -> Array:
+        """Return the part of x (B, N, T, H) for the block that begins at `first`."""
+        b, n, t, _ = self.block
+        return jax.lax.dynamic_slice(x, _of_queries(first), (b, n, t, x.shape[3]))
+
+    def keys(self, x: Array, first: Array) -> Array:
+        """Return the part of x (B, N, S, H) for the block that begins at `first`."""
+        b, n, _, s = self.block
+        return jax.lax.dynamic_slice(x, _of_keys(first), (b, n, s, x.shape[3]))
 
 
 def blocked_attention(
@@ -61,41 +75,37 @@ def blocked_attention(
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
     dtype: str = "float32",
-    block: int | None = None,
+    block: int = BLOCK,
 ) -> Array:
     """Compute `attention.dot_product_attention` in blocks of `block` queries and keys.
 
     query (B, T, N, H), key (B, S, K, H), value (B, S, K, H') → (B, T, N, H'), float32.
     Head n reads key-value head n // (N / K). Memory beyond inputs and outputs is that
-    of a few blocks, (B, N, block, block). If `mask` is causal, blocks above the
-    diagonal are skipped. By default, a block has 512 positions, or if `mask` is causal,
-    a quarter of T, at least 64 and at most 256. Only reverse-mode differentiation
-    works.
+    of a few blocks, (B, N, block, block); on CPUs, these have so few rows and heads
+    that they fit the cache. If `mask` is causal, blocks above the diagonal are skipped.
+    Only reverse-mode differentiation works.
 
     Differs: The backward pass goes through pairs of blocks in the order of the forward
     pass, where the paper's outer loop is over keys.
     """
-    length, heads = query.shape[1:3]
+    rows, length, heads = query.shape[:3]
     key_length = key.shape[1]
     mask = only_rules(mask)
     rate = 0.0 if dropout_key is None else dropout_rate
-    if block is None and mask.causal:
-        least, most = CAUSAL_BLOCKS
-        block = min(max(length // 4, least), most)
-    elif block is None:
-        block = BLOCK
-    rows = _divided(length, block)
-    columns = _divided(key_length, block)
-    plan = _Plan(length, key_length, rows, columns, mask.causal, rate, dtype)
+    queries = _divided(length, block)
+    keys = _divided(key_length, block)
+    sizes = (*_rows_and_heads(rows, heads, queries * keys), queries, keys)
+    scores = (rows, heads, length, key_length)
+    plan = _Plan(scores, sizes, mask.causal, rate, dtype)
 
     scale = query.shape[-1] ** -0.5
     query = query * jnp.asarray(scale, query.dtype)
     output = _attention(
         plan,
-        heads_first(query, rows),
-        heads_first(repeat_heads(key, heads), columns),
-        heads_first(repeat_heads(value, heads), columns),
-        mask.padded(rows, columns),
+        heads_first(query, queries),
+        heads_first(repeat_heads(key, heads), keys),
+        heads_first(repeat_heads(value, heads), keys),
+        mask.padded(queries, keys),
         dropout_key,
     )
     return output[:, :, :length].swapaxes(1, 2)
@@ -111,6 +121,24 @@ def _divided(
     """
     count = -(-length // block)
     return -(-length // (8 * count)) * 8
+
+
+def _rows_and_heads(rows: int, heads: int, scores: int) -> tuple[int, int]:
+    """Return how many rows and heads a block has, with `scores` of each head.
+
+    On CPUs, blocks fit the cache. Elsewhere, and where devices share the rows or the
+    heads, a block has all of them.
+    """
+    shared = jax.sharding.get_abstract_mesh().size > 1
+    if not platforms.is_cpu() or shared or not isinstance(rows, int):
+        return rows, heads
+    most = SCORES_PER_CORE * platforms.cores() // scores
+    return _divisor(rows, most // heads), _divisor(heads, most)
+
+
+def _divisor(number: int, most: int) -> int:
+    """Return the largest divisor of `number` that is at most `most`, or 1."""
+    return next(d for d in range(min(number, max(most, 1)), 0, -1) if number % d == 0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -140,29 +168,27 @@ def _forward(
 
     def body(
         carry: Any,
-        block: Array,
+        first: Array,
     ) -> tuple[Any, None]:
-        t, s = block
-        rows = functools.partial(_part, start=t, size=plan.rows)
-        output, largest, total = map(rows, carry)
-        scores, allowed = _scores(plan, query, key, mask, block)
+        output, largest, total = (plan.queries(x, first) for x in carry)
+        scores = _scores(plan, query, key, mask, first)
         here = scores.max(axis=-1, keepdims=True)
         new = jnp.maximum(largest, here)
-        weights = _where(allowed, jnp.exp(scores - new))
+        weights = jnp.exp(scores - new)
         scale = jnp.exp(largest - new)
         total = total * scale
         total = total + weights.sum(axis=-1, keepdims=True)
-        kept = _dropped(plan, weights, dropout_key, block)
+        kept = _dropped(plan, weights, dropout_key, first)
         output = output * scale
-        values = _part(value, s, plan.columns)
+        values = plan.keys(value, first)
         output = output + product("BNTS,BNSH->BNTH", kept, values, plan.dtype)
-        write = functools.partial(_write, t)
+        write = functools.partial(_write, _of_queries(first))
         return tuple(map(write, carry, (output, new, total))), None
 
     shape = query.shape[:3]
     start = (
         jnp.zeros((*shape, value.shape[-1])),
-        jnp.full((*shape, 1), LOWEST),
+        jnp.full((*shape, 1), NOTHING),
         jnp.zeros((*shape, 1)),
     )
     blocks = jnp.asarray(plan.blocks())
@@ -181,7 +207,8 @@ def _backward(
 ) -> tuple[Array, Array, Array, None, None]:
     """Return the gradients of queries, keys and values.
 
-    Algorithm 4 of Dao et al. 2022.
+    Algorithm 4 of Dao et al. 2022. The gradients of keys and values are summed as
+    (B, N, H, S): products with this result take CPUs half the time.
     """
     query, key, value, mask, dropout_key, output, log_total = saved
     # D of the paper: Σ_s P_ts dP_ts
@@ -189,39 +216,43 @@ def _backward(
 
     def body(
         carry: Any,
-        block: Array,
+        first: Array,
     ) -> tuple[Any, None]:
-        t, s = block
-        scores, allowed = _scores(plan, query, key, mask, block)
-        rows = functools.partial(_part, start=t, size=plan.rows)
-        columns = functools.partial(_part, start=s, size=plan.columns)
-        weights = _where(allowed, jnp.exp(scores - rows(log_total)))
-        above = rows(cotangent)
-        kept = _dropped(plan, weights, dropout_key, block)
-        d_value = product("BNTS,BNTH->BNSH", kept, above, plan.dtype)
-        d_kept = product("BNTH,BNSH->BNTS", above, columns(value), plan.dtype)
-        d_weights = _dropped(plan, d_kept, dropout_key, block)
-        d_scores = weights * (d_weights - rows(mean))
-        d_query = product("BNTS,BNSH->BNTH", d_scores, columns(key), plan.dtype)
-        d_key = product("BNTS,BNTH->BNSH", d_scores, rows(query), plan.dtype)
+        scores = _scores(plan, query, key, mask, first)
+        weights = jnp.exp(scores - plan.queries(log_total, first))
+        above = plan.queries(cotangent, first)
+        kept = _dropped(plan, weights, dropout_key, first)
+        d_value = product("BNTH,BNTS->BNHS", above, kept, plan.dtype)
+        values = plan.keys(value, first)
+        d_kept = product("BNTH,BNSH->BNTS", above, values, plan.dtype)
+        d_weights = _dropped(plan, d_kept, dropout_key, first)
+        d_scores = weights * (d_weights - plan.queries(mean, first))
+        keys = plan.keys(key, first)
+        d_query = product("BNTS,BNSH->BNTH", d_scores, keys, plan.dtype)
+        queries = plan.queries(query, first)
+        d_key = product("BNTH,BNTS->BNHS", queries, d_scores, plan.dtype)
         so_far_query, so_far_key, so_far_value = carry
+        b, n, t, s = first
         return (
-            _add(t, so_far_query, d_query),
-            _add(s, so_far_key, d_key),
-            _add(s, so_far_value, d_value),
+            _add(_of_queries(first), so_far_query, d_query),
+            _add((b, n, 0, s), so_far_key, d_key),
+            _add((b, n, 0, s), so_far_value, d_value),
         ), None
+
+    def zeros(x: Array) -> Array:
+        return jnp.zeros(x.swapaxes(2, 3).shape)
 
     start = (
         jnp.zeros(query.shape),
-        jnp.zeros(key.shape),
-        jnp.zeros(value.shape),
+        zeros(key),
+        zeros(value),
     )
     blocks = jnp.asarray(plan.blocks())
     (d_query, d_key, d_value), _ = jax.lax.scan(body, start, blocks)
     return (
         d_query.astype(query.dtype),
-        d_key.astype(key.dtype),
-        d_value.astype(value.dtype),
+        d_key.swapaxes(2, 3).astype(key.dtype),
+        d_value.swapaxes(2, 3).astype(value.dtype),
         None,
         None,
     )
@@ -235,34 +266,31 @@ def _scores(
     query: Array,
     key: Array,
     mask: Mask,
-    block: Array,
-) -> tuple[Array, Array | None]:
-    """Return the scores of a pair of blocks, and where attention is allowed.
-
-    The scores are (B, N, rows, columns). None: attention is allowed everywhere.
-    """
-    t, s = block
-    scores = product(
-        "BNTH,BNSH->BNTS",
-        _part(query, t, plan.rows),
-        _part(key, s, plan.columns),
-        plan.dtype,
-    )
-    allowed = mask.part(t, plan.rows, s, plan.columns)
-    if plan.key_length % plan.columns:
-        positions = s + jnp.arange(plan.columns)
-        real = (positions < plan.key_length)[None, None, None]
+    first: Array,
+) -> Array:
+    """Return the scores of a block (B, N, T, S), about LOWEST where a key is hidden."""
+    queries = plan.queries(query, first)
+    keys = plan.keys(key, first)
+    scores = product("BNTH,BNSH->BNTS", queries, keys, plan.dtype)
+    row, _, t, s = first
+    rows, _, length, key_length = plan.block
+    allowed = mask.of_rows(row, rows).part(t, length, s, key_length)
+    last = plan.scores[3]
+    if last % key_length:
+        positions = s + jnp.arange(key_length)
+        real = (positions < last)[None, None, None]
         allowed = real if allowed is None else allowed & real
     if allowed is None:
-        return scores, None
-    return jnp.where(allowed, scores, LOWEST), allowed
+        return scores
+    # on CPUs, adding takes less time than choosing
+    return scores + jnp.where(allowed, 0.0, LOWEST)
 
 
 def _dropped(
     plan: _Plan,
     x: Array,
     dropout_key: Array | None,
-    block: Array,
+    first: Array,
 ) -> Array:
     """Apply dropout to a block of weights, or to its cotangent.
 
@@ -270,47 +298,34 @@ def _dropped(
     """
     if dropout_key is None:
         return x
-    t, s = block
     index = jnp.uint32(0)  # of each element in the whole array of weights
-    axes = (
-        (x.shape[0], 0),
-        (x.shape[1], 0),
-        (plan.length, t),
-        (plan.key_length, s),
-    )
-    for axis, (size, first) in enumerate(axes):
+    for axis, size in enumerate(plan.scores):
         here = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-        index = index * size + here + jnp.uint32(first)
+        index = index * size + here + first[axis].astype(jnp.uint32)
     return bits.drop(x, plan.dropout_rate, dropout_key, index)
 
 
-def _part(
-    x: Array,
-    start: Array,
-    size: int,
-) -> Array:
-    """Return positions start … start + size - 1 of x (B, N, T, H)."""
-    return jax.lax.dynamic_slice_in_dim(x, start, size, axis=2)
+def _of_queries(first: Array) -> tuple[Any, ...]:
+    """Return where in an array (B, N, T, H) a block begins."""
+    b, n, t, _ = first
+    return b, n, t, 0
 
 
-def _add(start: Array, x: Array, part: Array) -> Array:
-    """Add `part` to the positions of x from `start` on."""
-    size = part.shape[2]
-    return _write(start, x, _part(x, start, size) + part)
+def _of_keys(first: Array) -> tuple[Any, ...]:
+    """Return where in an array (B, N, S, H) a block begins."""
+    b, n, _, s = first
+    return b, n, s, 0
+
+
+def _add(first: tuple[Any, ...], x: Array, part: Array) -> Array:
+    """Add `part` to the elements of x from the index `first` on."""
+    here = jax.lax.dynamic_slice(x, first, part.shape)
+    return _write(first, x, here + part)
 
 
 def _write(
-    start: Array,
+    first: tuple[Any, ...],
     x: Array,
     part: Array,
 ) -> Array:
-    return jax.lax.dynamic_update_slice_in_dim(x, part, start, axis=2)
-
-
-def _where(
-    allowed: Array | None,
-    x: Array,
-) -> Array:
-    if allowed is None:
-        return x
-    return jnp.where(allowed, x, 0)
+    return jax.lax.dynamic_update_slice(x, part, first)

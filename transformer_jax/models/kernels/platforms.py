@@ -1,5 +1,7 @@
 """The platform for which a computation is traced."""
 
+import os
+
 import jax
 
 GPUS = ("gpu", "cuda")  # the names that `current` may return for a GPU
@@ -22,3 +24,10 @@ def is_cpu() -> bool:
 def is_gpu() -> bool:
     """Return True if this trace is for GPUs."""
     return current() in GPUS
+
+
+def cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
