@@ -111,7 +111,7 @@ class Mask:
         return allowed
 
     def of_rows(self, first: Array | int, count: int) -> "Mask":
-        """Return the mask, without `allowed`, of `count` rows from the row `first` on."""
+        """Return the mask of `count` rows from `first` on, without `allowed`."""
 
         def take(segments: Array | None) -> Array | None:
             if segments is None or segments.shape[0] in (1, count):

@@ -11,7 +11,7 @@ import pytest
 
 from transformer_jax.models import masks
 from transformer_jax.models.attention import dot_product_attention
-from transformer_jax.models.kernels import blocked
+from transformer_jax.models.kernels import blocked, platforms
 from transformer_jax.models.kernels.blocked import blocked_attention
 
 B, T, S, N, H, W = 2, 37, 53, 3, 5, 7
@@ -152,3 +152,47 @@ def test_memory_grows_with_the_length_not_its_square():
     short, long = temporaries(1024), temporaries(4096)
     assert long < 4.5 * short
     assert long < 4096 * 4096  # bytes: a quarter of one matrix of weights
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "scores", "block"),
+    [
+        (8, 8, 2**18, (1, 2)),  # long sequences: some heads of a row
+        (8, 6, 2**18, (1, 2)),
+        (8, 8, 2**14, (4, 8)),  # short ones: some rows
+        (7, 8, 2**14, (1, 8)),
+        (4, 4, 2**20, (1, 1)),  # the scores of one head exceed the cache
+    ],
+)
+def test_blocks_of_a_cpu_fit_its_cache(rows, heads, scores, block, monkeypatch):
+    monkeypatch.setattr(platforms, "cores", lambda: 2)
+    assert blocked._rows_and_heads(rows, heads, scores) == block
+
+
+def test_blocks_elsewhere_have_all_rows_and_heads(monkeypatch):
+    monkeypatch.setattr(platforms, "current", lambda: "gpu")
+    assert blocked._rows_and_heads(8, 8, 2**18) == (8, 8)
+
+
+def test_rows_that_devices_share_are_in_one_block():
+    mesh = jax.sharding.AbstractMesh((2,), ("data",))
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert blocked._rows_and_heads(8, 8, 2**18) == (8, 8)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_block_may_have_some_of_the_rows_and_heads(rows, monkeypatch):
+    """Masks and dropout of a block are those of its rows and heads."""
+    monkeypatch.setattr(blocked, "SCORES_PER_CORE", 4 * 16 * 16)
+    monkeypatch.setattr(platforms, "cores", lambda: 1)
+    q, k, v = (
+        normal(rows, T, 6, H),
+        normal(rows, T, 6, H, seed=1),
+        normal(rows, T, 6, W),
+    )
+    valid = jnp.arange(T) < jnp.arange(T - rows, T)[:, None]
+    mask = masks.CAUSAL & masks.padding(valid)
+    options = {"dropout_rate": 0.3, "dropout_key": jax.random.key(3)}
+    found = blocked_attention(q, k, v, mask=mask, block=16, **options)
+    expected = reference(q, k, v, mask=mask.whole(T, T), **options)
+    assert apart([expected], [found]) < 2e-6

@@ -58,12 +58,14 @@ class _Plan(NamedTuple):
     def queries(self, x: Array, first: Array) -> Array:
         """Return the part of x (B, N, T, H) for the block that begins at `first`."""
         b, n, t, _ = self.block
-        return jax.lax.dynamic_slice(x, _of_queries(first), (b, n, t, x.shape[3]))
+        sizes = (b, n, t, x.shape[3])
+        return jax.lax.dynamic_slice(x, _of_queries(first), sizes)
 
     def keys(self, x: Array, first: Array) -> Array:
         """Return the part of x (B, N, S, H) for the block that begins at `first`."""
         b, n, _, s = self.block
-        return jax.lax.dynamic_slice(x, _of_keys(first), (b, n, s, x.shape[3]))
+        sizes = (b, n, s, x.shape[3])
+        return jax.lax.dynamic_slice(x, _of_keys(first), sizes)
 
 
 def blocked_attention(
@@ -94,9 +96,14 @@ def blocked_attention(
     rate = 0.0 if dropout_key is None else dropout_rate
     queries = _divided(length, block)
     keys = _divided(key_length, block)
-    sizes = (*_rows_and_heads(rows, heads, queries * keys), queries, keys)
-    scores = (rows, heads, length, key_length)
-    plan = _Plan(scores, sizes, mask.causal, rate, dtype)
+    block_rows, block_heads = _rows_and_heads(rows, heads, queries * keys)
+    plan = _Plan(
+        scores=(rows, heads, length, key_length),
+        block=(block_rows, block_heads, queries, keys),
+        causal=mask.causal,
+        dropout_rate=rate,
+        dtype=dtype,
+    )
 
     scale = query.shape[-1] ** -0.5
     query = query * jnp.asarray(scale, query.dtype)
@@ -129,16 +136,24 @@ def _rows_and_heads(rows: int, heads: int, scores: int) -> tuple[int, int]:
     On CPUs, blocks fit the cache. Elsewhere, and where devices share the rows or the
     heads, a block has all of them.
     """
-    shared = jax.sharding.get_abstract_mesh().size > 1
-    if not platforms.is_cpu() or shared or not isinstance(rows, int):
+    if not platforms.is_cpu():
+        return rows, heads
+    is_shared = jax.sharding.get_abstract_mesh().size > 1
+    is_symbolic = not isinstance(rows, int)
+    if is_shared or is_symbolic:
         return rows, heads
     most = SCORES_PER_CORE * platforms.cores() // scores
-    return _divisor(rows, most // heads), _divisor(heads, most)
+    block_rows = _divisor(rows, most // heads)
+    block_heads = _divisor(heads, most)
+    return block_rows, block_heads
 
 
 def _divisor(number: int, most: int) -> int:
     """Return the largest divisor of `number` that is at most `most`, or 1."""
-    return next(d for d in range(min(number, max(most, 1)), 0, -1) if number % d == 0)
+    divisor = min(number, max(most, 1))
+    while number % divisor:
+        divisor -= 1
+    return divisor
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -232,11 +247,12 @@ def _backward(
         queries = plan.queries(query, first)
         d_key = product("BNTH,BNTS->BNHS", queries, d_scores, plan.dtype)
         so_far_query, so_far_key, so_far_value = carry
-        b, n, t, s = first
+        b, n, _, s = first
+        transposed = (b, n, 0, s)
         return (
             _add(_of_queries(first), so_far_query, d_query),
-            _add((b, n, 0, s), so_far_key, d_key),
-            _add((b, n, 0, s), so_far_value, d_value),
+            _add(transposed, so_far_key, d_key),
+            _add(transposed, so_far_value, d_value),
         ), None
 
     def zeros(x: Array) -> Array:
