@@ -190,8 +190,8 @@ def test_a_block_may_have_some_of_the_rows_and_heads(rows, monkeypatch):
         normal(rows, T, 6, H, seed=1),
         normal(rows, T, 6, W),
     )
-    valid = jnp.arange(T) < jnp.arange(T - rows, T)[:, None]
-    mask = masks.CAUSAL & masks.padding(valid)
+    valid = np.arange(T) < np.arange(T - rows, T)[:, None]
+    mask = masks.CAUSAL & masks.padding(jnp.asarray(valid))
     options = {"dropout_rate": 0.3, "dropout_key": jax.random.key(3)}
     found = blocked_attention(q, k, v, mask=mask, block=16, **options)
     expected = reference(q, k, v, mask=mask.whole(T, T), **options)
