@@ -28,6 +28,7 @@ from transformer_jax.models.checks import (
 from transformer_jax.models.kernels.choose import Needs, kernel_for, unsupported
 from transformer_jax.models.kernels.heads import repeat_heads
 from transformer_jax.models.kernels.products import product, rounded_product
+from transformer_jax.models.kernels.softmax import LOWEST, softmax_or_zeros
 from transformer_jax.models.layers import Linear, RMSNorm, constrain, dropout
 from transformer_jax.models.masks import ALL, Mask, as_mask
 from transformer_jax.models.positions import (
@@ -44,7 +45,6 @@ from transformer_jax.models.positions import (
 )
 
 Array = jax.Array
-LOWEST = float(np.finfo(np.float32).min)  # stands for -∞, which has no softmax
 # (B, T), True at tokens and False at padding; None if there is no padding
 Valid = Array | None
 
@@ -118,10 +118,7 @@ def attention_weights(scores: Array, mask: Array | None = None) -> Array:
     if mask is None:
         return jax.nn.softmax(scores)
     check_mask("mask", mask, scores.shape)
-    # CPUs add and multiply in less time than they choose
-    weights = jax.nn.softmax(scores + jnp.where(mask, 0.0, LOWEST))
-    has_key = mask.any(axis=-1, keepdims=True)
-    return weights * has_key.astype(weights.dtype)
+    return softmax_or_zeros(scores + jnp.where(mask, 0.0, LOWEST))
 
 
 def dot_product_attention(

@@ -20,6 +20,7 @@ import numpy as np
 from transformer_jax.models.kernels import bits, platforms
 from transformer_jax.models.kernels.heads import heads_first, repeat_heads
 from transformer_jax.models.kernels.products import product
+from transformer_jax.models.kernels.softmax import LOWEST, NOTHING
 from transformer_jax.models.masks import Mask, only_rules
 
 Array = jax.Array
@@ -27,10 +28,6 @@ Array = jax.Array
 BLOCK = 512  # positions of a block of queries or keys
 # scores of a block on a CPU, for each of its cores: in float32, they fit its cache
 SCORES_PER_CORE = 2**18
-# the score of a hidden key, and one from which its weight is 0: where a query has no
-# key yet, that is its largest score
-LOWEST = float(np.finfo(np.float32).min)
-NOTHING = LOWEST / 2
 
 
 class _Plan(NamedTuple):
