@@ -20,12 +20,10 @@ def draw_conditions(path: epath.PathLike, measured: Values) -> None:
 
     Conditions without a value have no row. Values that are not finite are left out.
     """
-    shown = [
-        {name: values for name, values in conditions.items() if values}
-        for conditions in measured.values()
-    ]
-    most = max(len(conditions) for conditions in shown)
-    figure, panels = new_figure(len(measured), COLUMNS, height=1 + 0.25 * most)
+    shown = [_with_values(conditions) for conditions in measured.values()]
+    most = max(map(len, shown))
+    height = 1 + 0.25 * most
+    figure, panels = new_figure(len(measured), COLUMNS, height=height)
     for panel, measure, conditions in zip(panels, measured, shown, strict=True):
         panel.set_xlabel(measure)
         _draw_panel(panel, conditions)
@@ -34,6 +32,13 @@ def draw_conditions(path: epath.PathLike, measured: Values) -> None:
         if not is_left and list(shown[number]) == list(shown[number - 1]):
             panels[number].set_yticklabels([])
     save(figure, panels, path)
+
+
+def _with_values(
+    conditions: Mapping[str, Sequence[float]],
+) -> dict[str, Sequence[float]]:
+    """Return the conditions that have a value."""
+    return {name: values for name, values in conditions.items() if values}
 
 
 def _draw_panel(panel: Any, conditions: Mapping[str, Sequence[float]]) -> None:

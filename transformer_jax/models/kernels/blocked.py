@@ -26,7 +26,7 @@ from transformer_jax.models.masks import Mask, only_rules
 Array = jax.Array
 
 BLOCK = 512  # positions of a block of queries or keys
-# scores of a block on a CPU, for each of its cores: in float32, they fit its cache
+# scores of a block on a CPU, for each of its cores: 1 MiB, which fits a core's cache
 SCORES_PER_CORE = 2**18
 
 
@@ -281,7 +281,9 @@ def _scores(
     mask: Mask,
     first: Array,
 ) -> Array:
-    """Return the scores of a block (B, N, T, S), about LOWEST where a key is hidden."""
+    """Return the scores of a block (B, N, T, S). LOWEST is added where a key is
+    hidden.
+    """
     queries = plan.queries(query, first)
     keys = plan.keys(key, first)
     scores = product("BNTH,BNSH->BNTS", queries, keys, plan.dtype)
@@ -295,7 +297,6 @@ def _scores(
         allowed = real if allowed is None else allowed & real
     if allowed is None:
         return scores
-    # on CPUs, adding takes less time than choosing
     return scores + jnp.where(allowed, 0.0, LOWEST)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 Array = jax.Array
 
-# the score of what is hidden, and one below which no score counts
+# what is added to a score to hide it, and the score below which all are hidden
 LOWEST = float(np.finfo(np.float32).min)
 NOTHING = LOWEST / 2
 
@@ -17,8 +17,8 @@ NOTHING = LOWEST / 2
 def softmax_or_zeros(scores: Array) -> Array:
     """Return the softmax over the last axis, or zeros where all scores are hidden.
 
-    A score is hidden if LOWEST is added to it. On CPUs, adding takes less time than
-    choosing between a score and -∞, a quarter in the backward pass. Like
+    A score is hidden by adding LOWEST to it. On CPUs, the backward pass then takes a
+    quarter of the time that it takes if `jnp.where` replaces the score by -∞. Like
     `jax.nn.softmax`, this keeps nothing for the gradient but its result.
     """
     largest = scores.max(axis=-1, keepdims=True)
