@@ -31,6 +31,7 @@ from transformer_jax.models.kernels.products import (
     linear,
     plus_bias,
     product,
+    recomputed,
     round_stream,
 )
 
@@ -38,9 +39,9 @@ Array = jax.Array
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": nn.relu,
-    "gelu": functools.partial(nn.gelu, approximate=False),
-    "gelu_tanh": functools.partial(nn.gelu, approximate=True),
-    "silu": nn.silu,
+    "gelu": recomputed(functools.partial(nn.gelu, approximate=False)),
+    "gelu_tanh": recomputed(functools.partial(nn.gelu, approximate=True)),
+    "silu": recomputed(nn.silu),
 }
 NORMS = ("post", "pre")
 FEED_FORWARDS = ("plain", "gated")
@@ -199,6 +200,24 @@ class Linear(nn.Module):
         return self.init_scale * init(*args)
 
 
+@recomputed
+def layer_norm(x: Array, gain: Array, bias: Array, epsilon: float) -> Array:
+    """Return x (…, D), with zero mean and unit variance over D, · gain + bias."""
+    mean = x.mean(axis=-1, keepdims=True)
+    # E[x²] - E[x]² would be inexact if the mean is large.
+    variance = jnp.square(x - mean).mean(axis=-1, keepdims=True)
+    mean, factor = keep((mean, jax.lax.rsqrt(variance + epsilon)))
+    return (x - mean) * (factor * gain) + bias
+
+
+@recomputed
+def rms_norm(x: Array, gain: Array, epsilon: float) -> Array:
+    """Return x (…, D), with a root mean square of 1 over D, · gain."""
+    mean_square = jnp.square(x).mean(axis=-1, keepdims=True)
+    factor = keep(jax.lax.rsqrt(mean_square + epsilon))
+    return x * (factor * gain)
+
+
 class LayerNorm(nn.Module):
     """Layer normalization (Ba et al. 2016) over D features.
 
@@ -212,12 +231,7 @@ class LayerNorm(nn.Module):
     def __call__(self, x: Array) -> Array:
         gain = _row(self, "scale", nn.initializers.ones, x)
         bias = _row(self, "bias", nn.initializers.zeros, x)
-        x = x.astype(jnp.float32)
-        mean = x.mean(axis=-1, keepdims=True)
-        # E[x²] - E[x]² would be inexact if the mean is large.
-        variance = jnp.square(x - mean).mean(axis=-1, keepdims=True)
-        mean, factor = keep((mean, jax.lax.rsqrt(variance + self.epsilon)))
-        return (x - mean) * (factor * gain) + bias
+        return layer_norm(x.astype(jnp.float32), gain, bias, self.epsilon)
 
 
 class RMSNorm(nn.Module):
@@ -232,10 +246,7 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         gain = _row(self, "scale", nn.initializers.ones, x)
-        x = x.astype(jnp.float32)
-        mean_square = jnp.square(x).mean(axis=-1, keepdims=True)
-        factor = keep(jax.lax.rsqrt(mean_square + self.epsilon))
-        return x * (factor * gain)
+        return rms_norm(x.astype(jnp.float32), gain, self.epsilon)
 
 
 def _row(
@@ -329,8 +340,12 @@ class FeedForward(nn.Module):
             return constrain(h, "batch", "length", "mlp").astype(jnp.float32)
 
         activation = ACTIVATIONS[self.activation]
+
+        def gated(gate: Array, linear: Array) -> Array:
+            return activation(gate) * linear
+
         if self.kind == "gated":
-            h = activation(inner("gate")) * inner("inner")
+            h = recomputed(gated)(inner("gate"), inner("inner"))
         else:
             h = activation(inner("inner"))
         h = Dropout(self.dropout_rate)(h)

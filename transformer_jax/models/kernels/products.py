@@ -2,11 +2,13 @@
 
 `product` is einsum of two arrays. `linear` is y = x W + b. `keep` and `round_stream`
 return their argument: they tell the compilers of accelerators what to store.
+`recomputed` tells that of CPUs.
 """
 
 import functools
 import math
 import string
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -80,6 +82,23 @@ def keep(statistics: Any) -> Any:
     if platforms.is_cpu():
         return statistics
     return jax.lax.optimization_barrier(statistics)
+
+
+def recomputed(f: Callable[..., Array]) -> Callable[..., Array]:
+    """Return f, a function of each position or element, which on CPUs stores only its
+    arguments for the backward pass, and is computed again there.
+
+    Otherwise, XLA on CPUs would write several arrays of the size of the result to
+    memory: for a layer norm, even the gain of each position. This takes longer than to
+    compute it twice. The compilers of accelerators decide this themselves.
+    """
+    again = jax.checkpoint(f)
+
+    @functools.wraps(f)
+    def call(*arguments: Any) -> Array:
+        return again(*arguments) if platforms.is_cpu() else f(*arguments)
+
+    return call
 
 
 def round_stream(x: Array, dtype: str) -> Array:
