@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.models.kernels import plain
+from transformer_jax.models.kernels import plain, platforms
 from transformer_jax.models.kernels.products import WEIGHT_PRODUCT
 
 Array = jax.Array
@@ -43,7 +43,8 @@ def over_layers(
 
     params: a tree with a leading axis of layers, or a tuple with one tree per layer.
     keys: a tree with a leading axis of layers.
-    unroll: layers per iteration of the loop. With all of them, there is no loop.
+    unroll: layers per iteration of the loop. With all of them, there is no loop. On
+        CPUs, rematerialisation needs the loop, with one layer per iteration.
     remat: one of REMAT.
 
     Returns the last carry, and the outputs stacked along axis 1.
@@ -52,6 +53,10 @@ def over_layers(
         unroll = 1
         remat = "none"
     if policy := REMAT[remat]:
+        if platforms.is_cpu() and not isinstance(params, tuple):
+            # Without a loop, XLA on CPUs computes all layers again before it needs the
+            # last one, and saves no memory.
+            unroll = 1
         # Common-subexpression elimination could undo rematerialisation in unrolled
         # layers, but not in a plain loop.
         layer = jax.checkpoint(layer, policy=policy, prevent_cse=unroll > 1)
