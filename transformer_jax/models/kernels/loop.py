@@ -96,12 +96,18 @@ def unstack(
     num_layers: int,
     axis: int = 0,
 ) -> tuple[Any, ...]:
-    """Split a tree whose leaves are stacked along `axis` into one tree per layer."""
+    """Split a tree whose leaves are stacked along `axis` into one tree per layer.
 
-    def one(layer: int) -> Any:
-        def take(x: Array) -> Array:
-            return jax.lax.index_in_dim(x, layer, axis, keepdims=False)
+    The gradient of a split is a concatenation. That of an index would be a sum with one
+    addend for each layer, as large as the whole stack.
+    """
+    leaves, structure = jax.tree.flatten(stacked)
 
-        return jax.tree.map(take, stacked)
+    def split(x: Array) -> list[Array]:
+        parts = jax.lax.split(x, [1] * num_layers, axis)
+        return [jnp.squeeze(part, axis) for part in parts]
 
-    return tuple(map(one, range(num_layers)))
+    by_layer = zip(*map(split, leaves), strict=True)
+    if not leaves:
+        return (stacked,) * num_layers
+    return tuple(structure.unflatten(of_layer) for of_layer in by_layer)
