@@ -201,7 +201,12 @@ class Linear(nn.Module):
 
 
 @recomputed
-def layer_norm(x: Array, gain: Array, bias: Array, epsilon: float) -> Array:
+def layer_norm(
+    x: Array,
+    gain: Array,
+    bias: Array,
+    epsilon: float,
+) -> Array:
     """Return x (…, D), with zero mean and unit variance over D, · gain + bias."""
     mean = x.mean(axis=-1, keepdims=True)
     # E[x²] - E[x]² would be inexact if the mean is large.
@@ -211,7 +216,11 @@ def layer_norm(x: Array, gain: Array, bias: Array, epsilon: float) -> Array:
 
 
 @recomputed
-def rms_norm(x: Array, gain: Array, epsilon: float) -> Array:
+def rms_norm(
+    x: Array,
+    gain: Array,
+    epsilon: float,
+) -> Array:
     """Return x (…, D), with a root mean square of 1 over D, · gain."""
     mean_square = jnp.square(x).mean(axis=-1, keepdims=True)
     factor = keep(jax.lax.rsqrt(mean_square + epsilon))
@@ -341,7 +350,10 @@ class FeedForward(nn.Module):
 
         activation = ACTIVATIONS[self.activation]
 
-        def gated(gate: Array, linear: Array) -> Array:
+        def gated(
+            gate: Array,
+            linear: Array,
+        ) -> Array:
             return activation(gate) * linear
 
         if self.kind == "gated":
