@@ -102,12 +102,10 @@ def unstack(
     addend for each layer, as large as the whole stack.
     """
     leaves, structure = jax.tree.flatten(stacked)
+    split = [jax.lax.split(x, [1] * num_layers, axis) for x in leaves]
 
-    def split(x: Array) -> list[Array]:
-        parts = jax.lax.split(x, [1] * num_layers, axis)
-        return [jnp.squeeze(part, axis) for part in parts]
+    def one(layer: int) -> Any:
+        own = [jnp.squeeze(parts[layer], axis) for parts in split]
+        return jax.tree.unflatten(structure, own)
 
-    by_layer = zip(*map(split, leaves), strict=True)
-    if not leaves:
-        return (stacked,) * num_layers
-    return tuple(structure.unflatten(of_layer) for of_layer in by_layer)
+    return tuple(map(one, range(num_layers)))
