@@ -37,11 +37,16 @@ from transformer_jax.models.kernels.products import (
 
 Array = jax.Array
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+FORMULAS: dict[str, Callable[[Array], Array]] = {
     "relu": nn.relu,
-    "gelu": recomputed(functools.partial(nn.gelu, approximate=False)),
-    "gelu_tanh": recomputed(functools.partial(nn.gelu, approximate=True)),
-    "silu": recomputed(nn.silu),
+    "gelu": functools.partial(nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(nn.gelu, approximate=True),
+    "silu": nn.silu,
+}
+# ReLU stores a mask for the backward pass, which is smaller than its argument.
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    name: formula if name == "relu" else recomputed(formula)
+    for name, formula in FORMULAS.items()
 }
 NORMS = ("post", "pre")
 FEED_FORWARDS = ("plain", "gated")
@@ -208,6 +213,7 @@ def layer_norm(
     epsilon: float,
 ) -> Array:
     """Return x (…, D), with zero mean and unit variance over D, · gain + bias."""
+    x = x.astype(jnp.float32)
     mean = x.mean(axis=-1, keepdims=True)
     # E[x²] - E[x]² would be inexact if the mean is large.
     variance = jnp.square(x - mean).mean(axis=-1, keepdims=True)
@@ -222,6 +228,7 @@ def rms_norm(
     epsilon: float,
 ) -> Array:
     """Return x (…, D), with a root mean square of 1 over D, · gain."""
+    x = x.astype(jnp.float32)
     mean_square = jnp.square(x).mean(axis=-1, keepdims=True)
     factor = keep(jax.lax.rsqrt(mean_square + epsilon))
     return x * (factor * gain)
@@ -240,7 +247,7 @@ class LayerNorm(nn.Module):
     def __call__(self, x: Array) -> Array:
         gain = _row(self, "scale", nn.initializers.ones, x)
         bias = _row(self, "bias", nn.initializers.zeros, x)
-        return layer_norm(x.astype(jnp.float32), gain, bias, self.epsilon)
+        return layer_norm(x, gain, bias, self.epsilon)
 
 
 class RMSNorm(nn.Module):
@@ -255,7 +262,7 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         gain = _row(self, "scale", nn.initializers.ones, x)
-        return rms_norm(x.astype(jnp.float32), gain, self.epsilon)
+        return rms_norm(x, gain, self.epsilon)
 
 
 def _row(
@@ -348,18 +355,19 @@ class FeedForward(nn.Module):
             h = Linear("BTD,DF->BTF", shape, axes, name=name, **options)(x)
             return constrain(h, "batch", "length", "mlp").astype(jnp.float32)
 
-        activation = ACTIVATIONS[self.activation]
-
-        def gated(
-            gate: Array,
-            linear: Array,
-        ) -> Array:
-            return activation(gate) * linear
-
         if self.kind == "gated":
-            h = recomputed(gated)(inner("gate"), inner("inner"))
+            formula = FORMULAS[self.activation]
+
+            @recomputed
+            def gated(
+                gate: Array,
+                linear: Array,
+            ) -> Array:
+                return formula(gate) * linear
+
+            h = gated(inner("gate"), inner("inner"))
         else:
-            h = activation(inner("inner"))
+            h = ACTIVATIONS[self.activation](inner("inner"))
         h = Dropout(self.dropout_rate)(h)
         shape = (self.d_ff, self.d_model)
         options["init_scale"] = self.init_scale

@@ -111,9 +111,9 @@ class BlockConfig:
     dtype: str = fields.how("float32")  # of the matrix products
     # of the residual stream: see `Residual`
     residual_dtype: str = fields.how("float32")
-    # Layers per iteration of a stack's loop. With all of them, there is no loop. This
-    # is faster, because a loop copies what the backward pass needs, but compilation
-    # takes longer.
+    # Layers per iteration of a stack's loop. With all of them, there is no loop, except
+    # on CPUs with `remat`. This is faster, because a loop copies what the backward pass
+    # needs, but compilation takes longer.
     unroll: int = fields.how(1, 2)
     # see `MultiHeadAttention`
     attention_implementation: str = fields.how("auto", "blocked", "jax")

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.models import layers
 from transformer_jax.models.attention import dot_product_attention
 from transformer_jax.models.kernels import plain, platforms
 from transformer_jax.models.kernels.blocked import blocked_attention
@@ -40,15 +41,22 @@ def test_layers_are_a_loop_in_which_nothing_is_computed_again(monkeypatch):
     def primitives(function, *arguments):
         return {x.primitive for x in jax.make_jaxpr(function)(*arguments).eqns}
 
-    def layers():
+    def of_layers():
         options = {"num_layers": 2, "unroll": 2, "remat": "full"}
         run = functools.partial(over_layers, layer, **options)
         return primitives(run, jnp.ones(2), jnp.zeros(2), jnp.ones(3))
 
     again = primitives(jax.checkpoint(jnp.sin), 1.0)
     loop = primitives(lambda x: jax.lax.scan(layer, x, (x, x)), jnp.ones(2))
-    assert loop & layers() == set()
-    assert again <= layers()
+    assert loop & of_layers() == set()
+    assert again <= of_layers()
     with plain.equations():
-        assert loop <= layers()
-        assert again & layers() == set()
+        assert loop <= of_layers()
+        assert again & of_layers() == set()
+
+
+def test_activations_are_computed_again_elsewhere_only():
+    gelu = layers.ACTIVATIONS["gelu"]
+    assert "remat" in str(jax.make_jaxpr(gelu)(1.0))
+    with plain.equations():
+        assert "remat" not in str(jax.make_jaxpr(gelu)(1.0))

@@ -52,15 +52,18 @@ def over_layers(
     if plain.is_on() and not isinstance(params, tuple):
         unroll = 1
         remat = "none"
-    if policy := REMAT[remat]:
-        if platforms.is_cpu() and not isinstance(params, tuple):
-            # Without a loop, XLA on CPUs computes all layers again before it needs the
-            # last one, and saves no memory.
-            unroll = 1
+    policy = REMAT[remat]
+    if policy and platforms.is_cpu():
+        # Without a loop, XLA on CPUs computes all layers again before it needs the last
+        # one, and saves no memory.
+        unroll = 1
+    is_loop = unroll < num_layers and not isinstance(params, tuple)
+    if policy:
         # Common-subexpression elimination could undo rematerialisation in unrolled
         # layers, but not in a plain loop.
-        layer = jax.checkpoint(layer, policy=policy, prevent_cse=unroll > 1)
-    if unroll < num_layers:
+        is_plain = is_loop and unroll == 1
+        layer = jax.checkpoint(layer, policy=policy, prevent_cse=not is_plain)
+    if is_loop:
         inputs = (params, keys)
         carry, outputs = jax.lax.scan(layer, carry, inputs, unroll=unroll)
 
