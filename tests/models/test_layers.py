@@ -222,6 +222,19 @@ def test_accelerators_keep_the_statistics_of_a_norm(platform, norm_type, monkeyp
     np.testing.assert_allclose(module.apply(variables, x), expected, rtol=0, atol=1e-6)
 
 
+def check_stored(f, x, only_argument):
+    """Check whether x is the only array of its size that f stores for the backward
+    pass.
+    """
+    _, backward = jax.vjp(f, x)
+    stored = [array for array in jax.tree.leaves(backward) if array.size == x.size]
+    if only_argument:
+        (only,) = stored
+        np.testing.assert_array_equal(only, x)
+    else:
+        assert len(stored) > 1
+
+
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
 def test_cpus_store_only_the_argument_of_an_activation(
@@ -229,13 +242,7 @@ def test_cpus_store_only_the_argument_of_an_activation(
 ):
     monkeypatch.setattr(platforms, "current", lambda: platform)
     x = jnp.asarray(normal(B, D))
-    _, backward = jax.vjp(ACTIVATIONS[activation], x)
-    stored = [array for array in jax.tree.leaves(backward) if array.size == x.size]
-    if platform == "cpu":
-        (only,) = stored
-        np.testing.assert_array_equal(only, x)
-    else:
-        assert len(stored) > 1
+    check_stored(ACTIVATIONS[activation], x, only_argument=platform == "cpu")
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
@@ -246,13 +253,11 @@ def test_cpus_store_no_array_of_the_size_of_a_norm_but_its_argument(
     monkeypatch.setattr(platforms, "current", lambda: platform)
     module, x = NORM_TYPES[norm_type](1e-6), jnp.asarray(normal(B, T, D))
     variables = randomized(module, x)
-    _, backward = jax.vjp(lambda x: module.apply(variables, x), x)
-    stored = [array for array in jax.tree.leaves(backward) if array.size == x.size]
-    if platform == "cpu":
-        (only,) = stored
-        np.testing.assert_array_equal(only, x)
-    else:
-        assert len(stored) > 1
+
+    def norm(x):
+        return module.apply(variables, x)
+
+    check_stored(norm, x, only_argument=platform == "cpu")
 
 
 def test_cpus_store_two_arrays_of_a_gated_network_and_compute_it_twice():

@@ -212,7 +212,10 @@ def layer_norm(
     bias: Array,
     epsilon: float,
 ) -> Array:
-    """Return x (…, D), with zero mean and unit variance over D, · gain + bias."""
+    """Scale x (…, D) to zero mean and unit variance over D, then apply gain and bias.
+
+    The result is float32.
+    """
     x = x.astype(jnp.float32)
     mean = x.mean(axis=-1, keepdims=True)
     # E[x²] - E[x]² would be inexact if the mean is large.
@@ -227,7 +230,10 @@ def rms_norm(
     gain: Array,
     epsilon: float,
 ) -> Array:
-    """Return x (…, D), with a root mean square of 1 over D, · gain."""
+    """Scale x (…, D) to a root mean square of 1 over D, then multiply it by the gain.
+
+    The result is float32.
+    """
     x = x.astype(jnp.float32)
     mean_square = jnp.square(x).mean(axis=-1, keepdims=True)
     factor = keep(jax.lax.rsqrt(mean_square + epsilon))

@@ -85,12 +85,12 @@ def keep(statistics: Any) -> Any:
 
 
 def recomputed(f: Callable[..., Array]) -> Callable[..., Array]:
-    """Return f, a function of each position or element, which on CPUs stores only its
-    arguments for the backward pass, and is computed again there.
+    """Return f, of which CPUs store only the arguments for the backward pass.
 
-    Otherwise, XLA on CPUs would write several arrays of the size of the result to
-    memory: for a layer norm, even the gain of each position. This takes longer than to
-    compute it twice. The compilers of accelerators decide this themselves.
+    The backward pass computes the rest again. Otherwise, XLA on CPUs would write
+    several arrays of the size of the result to memory: for a layer norm, even the gain
+    of each position. To compute f twice takes less time, if it is a function of each
+    element or position. The compilers of accelerators decide this themselves.
     """
     again = jax.checkpoint(f)
 
