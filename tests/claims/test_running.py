@@ -1,11 +1,14 @@
 """Conditions run once each, also after a stop, and in several processes."""
 
+import gc
 import json
 import math
 import subprocess
 import sys
 import time
+import weakref
 
+import jax
 import pytest
 
 from transformer_jax.claims.claim import Claim, Computed, Expected, Setting
@@ -66,6 +69,32 @@ def test_each_condition_runs_once_with_each_seed(claim, calls, tmp_path):
     more = measure_all(claim, tasks_of(claim, tmp_path, range(3)), never, jobs=1)
     assert calls == [("one", 2, False), ("three", 2, False)]
     assert len(more["one"]) == 3
+
+
+def test_programs_of_a_run_do_not_outlive_it(tmp_path):
+    alive = []
+
+    class Engine:
+        def __init__(self):
+            self.step = jax.jit(self.run_step)  # a reference cycle
+
+        def run_step(self, x):
+            return x + 1
+
+    def function(seed, quick):
+        engine = Engine()
+        alive.append(weakref.ref(engine))
+        return {"x": float(engine.step(seed))}
+
+    steps = {"steps": Computed(function, {})}
+    rules = (Expected("x", "steps", least=0),)
+    claim = Claim("Steps count", "nobody", steps, rules, "nothing")
+    gc.disable()
+    try:
+        measure_all(claim, tasks_of(claim, tmp_path, range(2)), never, jobs=1)
+        assert [reference() for reference in alive] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_values_that_are_not_finite_are_kept(claim, tmp_path):

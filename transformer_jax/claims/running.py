@@ -5,6 +5,7 @@ measurements are in `result.json` there, so a claim that was stopped goes on whe
 was.
 """
 
+import gc
 import json
 import logging
 import math
@@ -124,8 +125,10 @@ def measure_all(
     for number, (condition, setting) in enumerate(tasks, 1):
         of_all = f"run {number} of {len(tasks)}"
         log.info("%s, seed %d: %s", condition, setting.seed, of_all)
-        found = measure(claim, condition, setting)
-        values.setdefault(condition, []).append(found)
+        values.setdefault(condition, []).append(measure(claim, condition, setting))
+        # Programs that a run compiled are in reference cycles, which Python would leave
+        # for long: after some 20 runs, Linux would refuse more mappings of memory.
+        gc.collect()
     return values
 
 
