@@ -120,7 +120,7 @@ def language_model(positions: str) -> Trained:
 CLAIM = Claim(
     statement="Without positions order is lost; learned positions are as good as "
     "sinusoidal ones but do not extend to longer texts, and relative and rotary ones "
-    "are better and do",
+    "are better and extend",
     source="Vaswani et al. 2017, Section 3.5 and Table 3 (E); Shaw et al. 2018, "
     "Sections 3.2 and 4.2; Su et al. 2021, Section 4.1; Press et al. 2022, Figure 1",
     conditions={
