@@ -126,8 +126,8 @@ def measure_all(
         of_all = f"run {number} of {len(tasks)}"
         log.info("%s, seed %d: %s", condition, setting.seed, of_all)
         values.setdefault(condition, []).append(measure(claim, condition, setting))
-        # Programs that a run compiled are in reference cycles, which Python would leave
-        # for long: after some 20 runs, Linux would refuse more mappings of memory.
+        # Compiled programs are in reference cycles, and scripts collect garbage seldom.
+        # After some 20 runs, Linux would allow no more mappings of memory.
         gc.collect()
     return values
 
