@@ -139,5 +139,5 @@ CLAIM = Claim(
         Expected("cosine", PRE, minus=POST, least=0, guess=(0.03, 0.4)),
         Expected("loss of a layer", PRE, minus=POST, most=0, guess=(-3, -0.1)),
     ),
-    cost="quarter of an hour on a core, or one minute after the claim warmup",
+    cost="half an hour on a core, or one minute after the claim warmup",
 )

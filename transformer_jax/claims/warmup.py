@@ -54,7 +54,7 @@ CLAIM = Claim(
             "loss", "pre-LN", minus="pre-LN, warm-up", most=0.3, guess=(-0.5, 0.3)
         ),
     ),
-    cost="half an hour on a core",
+    cost="an hour on a core",
     paper=(
         "python scripts/train.py --config=configs/wmt14.py:base "
         "--workdir=runs/base --config.optimizer.warmup_steps=0",
