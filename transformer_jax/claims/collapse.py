@@ -10,7 +10,7 @@ Shapes: B batch · L layers · T positions · D d_model.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -66,47 +66,57 @@ def shorter(model: Transformer, stack: str) -> Transformer:
     return model.clone(config=dataclasses.replace(model.config, **keys))
 
 
+def mean_loss(
+    model: Transformer,
+    begin: int,
+    batches: Sequence[measuring.Batch],
+) -> Callable[[Any], float]:
+    """Return the mean loss over all target tokens, as a function of the parameters."""
+
+    @jax.jit
+    def of_batch(params: Any, batch: measuring.Batch) -> tuple[Array, Array]:
+        logits = measuring.logits_of(model, params, batch, begin)
+        is_token = text.valid(batch, "target")
+        vocab_size = logits.shape[-1]
+        return losses.cross_entropy(
+            logits, batch["target"], is_token, vocab_size=vocab_size
+        )
+
+    def of_all(params: Any) -> float:
+        sums = [of_batch(params, batch) for batch in batches]
+        total, tokens = np.sum(np.array(sums, np.float64), axis=0)
+        return float(total / tokens)
+
+    return of_all
+
+
 def layers_matter(predictor: Predictor, setting: Setting) -> Measurements:
     """Return the mean cosine, the loss, and the loss that a dropped layer adds."""
     task: Any = predictor.task
     model = task.model
     params = predictor.params
     begin = measuring.begin_id(predictor)
-    batches = list(
-        measuring.batches_of(predictor, predictor.config.data.validation_split)
-    )
-
-    def mean_loss(model: Transformer) -> Any:
-        @jax.jit
-        def of_batch(params: Any, batch: measuring.Batch) -> tuple[Array, Array]:
-            logits = measuring.logits_of(model, params, batch, begin)
-            is_token = text.valid(batch, "target")
-            return losses.cross_entropy(
-                logits, batch["target"], is_token, vocab_size=logits.shape[-1]
-            )
-
-        def of_all(params: Any) -> float:
-            sums = [of_batch(params, batch) for batch in batches]
-            total, tokens = np.sum(np.array(sums, np.float64), axis=0)
-            return float(total / tokens)
-
-        return of_all
+    split = predictor.config.data.validation_split
+    batches = list(measuring.batches_of(predictor, split))
 
     @jax.jit
     def cosine(params: Any, batch: measuring.Batch) -> Array:
+        source = batch["source"]
         is_token = text.valid(batch, "source")
-        arguments = batch["source"], is_token
-        outputs = model.apply({"params": params}, *arguments, method=layer_outputs)
+        variables = {"params": params}
+        outputs = model.apply(variables, source, is_token, method=layer_outputs)
         return mean_cosine(outputs, is_token)
 
     cosines = [float(cosine(params, batch)) for batch in batches]
     tokens = [int(batch["source_length"].sum()) for batch in batches]
-    whole = mean_loss(model)(params)
+    whole = mean_loss(model, begin, batches)(params)
     dropped = []
     for stack in STACKS:
-        loss = mean_loss(shorter(model, stack))
-        for layer in range(getattr(model.config, f"num_{stack}_layers")):
-            dropped.append(loss(without_layer(params, stack, layer)))
+        loss = mean_loss(shorter(model, stack), begin, batches)
+        num_layers = getattr(model.config, f"num_{stack}_layers")
+        for layer in range(num_layers):
+            rest = without_layer(params, stack, layer)
+            dropped.append(loss(rest))
     return {
         "cosine": float(np.average(cosines, weights=tokens)),
         "loss": whole,
