@@ -5,6 +5,9 @@ data, training tokenizers, compilations, and evaluations during training. It doe
 include `evaluate.py` afterwards.
 
 Choose settings by `bleu_validation`; the test split is for the board.
+
+The best entry has today's parts in the sizes of `quick`: rotary positions, RMS norms of
+queries and keys, gated feed-forward networks, and Muon.
 """
 
 from transformer_jax.claims.claim import Measurements
@@ -48,7 +51,22 @@ RECORD = Record(
     processors=1,
     data="multi30k/tok",
     recipe="multi30k.py:en-de,quick",
-    keys={},
+    keys={
+        "model.dtype": "float32",
+        "model.positions": "rotary",
+        "model.qk_norm": True,
+        "model.norm_type": "rms_norm",
+        "model.feed_forward": "gated",
+        "model.activation": "silu",
+        "model.d_ff": 352,
+        "optimizer.name": "muon",
+        "optimizer.b1": 0.95,
+        "optimizer.learning_rate": 5e-3,
+        "data.max_buckets": 5,
+        "training.steps": 2200,
+        "training.evaluate_every": 1100,
+        "checkpoint.every": 1100,
+    },
     measured=measured,
     cost="25 minutes on a core",
     quick={"data.train_split": "train[:200]", "data.validation_split": "val[:8]"},
